@@ -1,0 +1,49 @@
+"""Joins the cache and a backend into what a model's layers call: write, then attend.
+
+Engine thread only. One per engine; `begin_step` is called before each forward.
+"""
+
+import torch
+
+from engine.attention.interface import AttentionBackend, AttentionOptions
+from engine.batch import BatchInputs
+from engine.cache.paged_cache import PagedCache
+
+
+class PagedAttention:
+    """Attention of one engine's model over one paged cache."""
+
+    def __init__(
+        self, cache: PagedCache, backend: AttentionBackend, layer_indices: list[int]
+    ) -> None:
+        """Join the parts.
+
+        Args:
+            cache: Where keys and values lie.
+            backend: How queries look at them.
+            layer_indices: `layer_idx` of the model's attention layers, in the cache's order.
+        """
+        self.cache = cache
+        self.backend = backend
+        self._position_of = {layer: position for position, layer in enumerate(layer_indices)}
+        self._slots = torch.empty(0, dtype=torch.int64)
+
+    def begin_step(self, inputs: BatchInputs) -> None:
+        """Take the step's slots and let the backend plan."""
+        self._slots = inputs.slots
+        self.backend.plan(inputs)
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        options: AttentionOptions,
+    ) -> torch.Tensor:
+        """See `StepAttention.attend`."""
+        position = self._position_of[layer]
+        self.cache.write(position, self._slots, key, value)
+        return self.backend.attend(
+            query, self.cache.keys[position], self.cache.values[position], options
+        )

@@ -1,0 +1,53 @@
+"""Chooses the attention backend, once, when an engine is assembled."""
+
+import importlib
+import importlib.util
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+
+from engine.attention.interface import AttentionBackend
+from engine.attention.torch_reference import TorchReferenceBackend
+
+
+@dataclass(frozen=True, slots=True)
+class BackendChoice:
+    """Which backend runs and why."""
+
+    name: str
+    reason: str
+
+
+def choose_backend(
+    device: torch.device, dtype: torch.dtype, page_size: int, *, allow_flash: bool, has_sinks: bool
+) -> BackendChoice:
+    """Return the fastest backend that can serve this model here.
+
+    Args:
+        device: Where the model is.
+        dtype: Its dtype; flash-attn computes in half precision only.
+        page_size: Positions in a page; flash-attn reads multiples of 256.
+        allow_flash: `ContinuousBatchingConfig.auto_switch_to_flash`.
+        has_sinks: Whether a layer has attention sinks, which flash-attn 2 does not know.
+    """
+    if device.type != "cuda":
+        return BackendChoice("torch", f"the device is {device.type}")
+    if not allow_flash:
+        return BackendChoice("torch", "auto_switch_to_flash is off")
+    if importlib.util.find_spec("flash_attn") is None:
+        return BackendChoice("torch", "flash-attn is not installed")
+    if dtype not in (torch.float16, torch.bfloat16):
+        return BackendChoice("torch", f"flash-attn does not compute in {dtype}")
+    if page_size % 256 or has_sinks:
+        return BackendChoice("torch", "flash-attn needs pages of 256 k and no attention sinks")
+    return BackendChoice("flash", "flash-attn is installed")
+
+
+def make_backend(choice: BackendChoice, page_size: int) -> AttentionBackend:
+    """Build the chosen backend."""
+    if choice.name == "flash":
+        # By name, because importing the module imports a package that most machines lack.
+        flash = importlib.import_module("engine.attention.flash")
+        return cast(AttentionBackend, flash.FlashBackend(page_size))
+    return TorchReferenceBackend(page_size)

@@ -1,0 +1,103 @@
+"""The values that flow through one step, in the order in which they appear.
+
+scheduler -> ScheduledBatch -> input_builder -> BatchInputs -> runner -> logits -> sampler ->
+SampledTokens -> scheduler. All of them live for one step and belong to the engine thread.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from engine.requests import RequestState, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """The first `num_slots` slots of one block, to be copied into another."""
+
+    source: int
+    destination: int
+    num_slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRequest:
+    """One request's share of a step.
+
+    Attributes:
+        request: The request.
+        first_position: Position of the first token computed in this step.
+        num_new_tokens: Tokens computed in this step, at least 1.
+        samples: Whether these are the last missing ones, so that a token is drawn.
+    """
+
+    request: RequestState
+    first_position: int
+    num_new_tokens: int
+    samples: bool
+
+    @property
+    def num_context_tokens(self) -> int:
+        """Positions in the cache once this step has run."""
+        return self.first_position + self.num_new_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledBatch:
+    """What one forward computes.
+
+    Attributes:
+        scheduled: The requests and their shares, in batch order.
+        num_tokens: Sum of their new tokens.
+        block_copies: What to copy inside the cache, in this order, before the forward.
+    """
+
+    scheduled: list[ScheduledRequest]
+    num_tokens: int
+    block_copies: list[BlockCopy] = field(default_factory=list)
+
+    @property
+    def sampling(self) -> list[RequestState]:
+        """The requests that get a token in this step, in batch order."""
+        return [item.request for item in self.scheduled if item.samples]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInputs:
+    """The tensors of one forward; T tokens of R requests, N of which sample.
+
+    Attributes:
+        input_ids: [1, T] int64.
+        position_ids: [1, T] int64.
+        slots: [T] int64, where each token's key and value go.
+        block_table: [R, B] int32, rows padded with 0.
+        query_starts: R + 1 offsets into T, where each request's tokens begin.
+        context_lengths: R lengths, each including this step's tokens.
+        sample_indices: [N] int64, rows of T whose logits are wanted.
+    """
+
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor
+    slots: torch.Tensor
+    block_table: torch.Tensor
+    query_starts: list[int]
+    context_lengths: list[int]
+    sample_indices: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """What the sampler drew for the N sampling requests of a step, in their order.
+
+    Attributes:
+        token_ids: N token ids; the value in a failed row has no meaning.
+        logprobs: N log-probabilities of these under the distribution they were drawn from (after
+            all processors), or [] unless return_logprobs is configured.
+        token_logprobs: N entries; None where the request did not ask for top_logprobs.
+        errors: Row -> what went wrong in that row; the other rows are sound.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    token_logprobs: list[TokenLogprobs | None]
+    errors: dict[int, Exception]

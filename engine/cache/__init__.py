@@ -1,0 +1,1 @@
+"""The paged cache: who holds which block, what it contains, and the tensors themselves."""

@@ -1,0 +1,162 @@
+"""Block tables of requests: matching, growing, entering in the index, returning.
+
+Joins `BlockPool` and `PrefixIndex` for `RequestState`s. Engine thread only; no tensors. The verbs
+come in pairs: `attach_prefix` and `extend` fill a request's block table, `free` empties it.
+
+Positions of a running request, page_size = 4:
+
+    |0 1 2 3|4 5 6 7|8 9 . .|        block_ids has 3 entries
+     <------ num_computed -->
+     <- indexed ----><- not yet: not full ->
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.batch import BlockCopy
+from engine.cache.block_pool import BlockPool
+from engine.cache.prefix_index import PrefixIndex, chain_hash, root_hash
+from engine.requests import RequestState
+
+
+class BlockManager:
+    """Gives blocks to requests and takes them back; finds the ones that already hold a prefix."""
+
+    def __init__(self, num_blocks: int, page_size: int, *, allow_sharing: bool) -> None:
+        """Start with all blocks free.
+
+        Args:
+            num_blocks: Blocks in the cache.
+            page_size: Positions in a block.
+            allow_sharing: Whether prompts may reuse blocks of earlier requests.
+        """
+        self.page_size = page_size
+        self.allow_sharing = allow_sharing
+        self.pool = BlockPool(num_blocks)
+        self.index = PrefixIndex()
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """Return how many blocks hold this many positions."""
+        return -(-num_tokens // self.page_size)
+
+    def num_missing_blocks(self, request: RequestState, num_tokens: int) -> int:
+        """Return how many blocks the request lacks to hold this many positions."""
+        return max(0, self.num_blocks_for(num_tokens) - len(request.block_ids))
+
+    def attach_prefix(self, request: RequestState) -> BlockCopy | None:
+        """Give an empty request the blocks that already hold the start of its tokens.
+
+        At least one token is left to compute, since its logits are needed. Sets `num_computed`,
+        and `num_cached_tokens` on the first admission.
+
+        Returns:
+            The copy that a partly matching block needs, if there is one.
+        """
+        assert not request.block_ids and request.num_computed == 0
+        if not self.allow_sharing:
+            return None
+        tokens = request.tokens_between(0, request.num_tokens - 1)
+        for index in range(len(tokens) // self.page_size):
+            page = tokens[index * self.page_size : (index + 1) * self.page_size]
+            block_id = self.index.find(self._block_hash(request, index, page), page)
+            if block_id is None:
+                break
+            self.pool.share(block_id)
+            request.block_ids.append(block_id)
+        request.num_computed = len(request.block_ids) * self.page_size
+        request.num_indexed_blocks = len(request.block_ids)
+        copy = self._attach_partial(request, tokens[request.num_computed :])
+        if request.num_preemptions == 0:
+            request.num_cached_tokens = request.num_computed
+        return copy
+
+    def _attach_partial(
+        self, request: RequestState, rest: NDArray[np.int32]
+    ) -> BlockCopy | None:
+        """Take a new block for a copy of the sibling that shares most of the next page."""
+        if len(rest) == 0:
+            return None
+        parent = self._parent_hash(request, len(request.block_ids))
+        partial = self.index.find_partial(parent, rest[: self.page_size])
+        if partial is None or self.pool.num_free == 0:
+            return None
+        source, num_slots = partial
+        # Held while the new block is taken: the least valuable free block may be the source itself.
+        self.pool.share(source)
+        if self.pool.num_free == 0:
+            self.pool.free(source, is_cached=True)
+            return None
+        destination = self._allocate()
+        self.pool.free(source, is_cached=True)
+        request.block_ids.append(destination)
+        request.num_computed += num_slots
+        return BlockCopy(source, destination, num_slots)
+
+    def extend(self, request: RequestState, num_tokens: int) -> bool:
+        """Grow the block table to hold this many positions; all or nothing.
+
+        Returns:
+            False if there are too few free blocks; the request is then unchanged.
+        """
+        missing = self.num_missing_blocks(request, num_tokens)
+        if missing > self.pool.num_free:
+            return False
+        request.block_ids.extend(self._allocate() for _ in range(missing))
+        return True
+
+    def commit(self, request: RequestState) -> None:
+        """Enter in the index the blocks that `num_computed` has filled since the last call."""
+        if not self.allow_sharing:
+            return
+        for index in range(request.num_indexed_blocks, request.num_computed // self.page_size):
+            start = index * self.page_size
+            page = request.tokens_between(start, start + self.page_size)
+            name = self._block_hash(request, index, page)
+            parent = self._parent_hash(request, index)
+            self.index.insert(request.block_ids[index], name, parent, page)
+            request.num_indexed_blocks = index + 1
+
+    def free(self, request: RequestState, *, discard: bool = False) -> None:
+        """Take all blocks back; what they contain stays findable until they are reused.
+
+        The last block goes back first, so that of one prompt the tail is reused before the head:
+        a head without its tail is still a prefix, a tail without its head is nothing.
+
+        Args:
+            request: The request that gives up its blocks.
+            discard: Make what only this request holds unfindable: it failed, and what it wrote may
+                be the reason.
+        """
+        if not discard:
+            self.commit(request)
+            self._commit_tail(request)
+        for block_id in reversed(request.block_ids):
+            if discard and self.pool.ref_count(block_id) == 1:
+                self.index.forget(block_id)
+            self.pool.free(block_id, is_cached=block_id in self.index)
+        request.block_ids.clear()
+        request.num_computed = 0
+        request.num_indexed_blocks = 0
+
+    def _commit_tail(self, request: RequestState) -> None:
+        """Enter the last, partly filled block; nobody writes to it any more."""
+        full, num_tail_tokens = divmod(request.num_computed, self.page_size)
+        if not self.allow_sharing or num_tail_tokens == 0:
+            return
+        tail = request.tokens_between(request.num_computed - num_tail_tokens, request.num_computed)
+        parent = self._parent_hash(request, full)
+        self.index.insert(request.block_ids[full], chain_hash(parent, tail), parent, tail)
+
+    def _allocate(self) -> int:
+        block_id = self.pool.allocate()
+        self.index.forget(block_id)
+        return block_id
+
+    def _parent_hash(self, request: RequestState, index: int) -> bytes:
+        return request.block_hashes[index - 1] if index else root_hash(request.salt)
+
+    def _block_hash(self, request: RequestState, index: int, page: NDArray[np.int32]) -> bytes:
+        """Return the name of the request's full block, computed once in its life."""
+        if index == len(request.block_hashes):
+            request.block_hashes.append(chain_hash(self._parent_hash(request, index), page))
+        return request.block_hashes[index]

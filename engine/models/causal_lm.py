@@ -1,0 +1,128 @@
+"""A Hugging Face causal language model as the engine runs it: packed tokens in, logits out.
+
+Owned by whoever runs a forward: the engine thread while an engine runs, the caller before that. The
+model's own attention is switched only for the duration of a forward, so that between two steps (a
+pause, a stop) it is an ordinary model again.
+"""
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+
+from engine.attention.interface import ATTENTION_NAME, STEP_ATTRIBUTE, StepAttention
+from engine.errors import UnsupportedModelError
+
+
+class CausalLM:
+    """Runs one Hugging Face model over packed tokens."""
+
+    def __init__(self, hf_model: PreTrainedModel) -> None:
+        """Wrap a model; it is put into eval mode.
+
+        Raises:
+            UnsupportedModelError: The model cannot be run with an attention of ours.
+        """
+        if not hf_model._can_set_attn_implementation():
+            raise UnsupportedModelError(
+                f"{type(hf_model).__name__} does not use transformers' AttentionInterface, "
+                "so its attention cannot be run over a paged cache"
+            )
+        hf_model.eval()
+        self.hf_model = hf_model
+        self._configs = _distinct_configs(hf_model)
+        # Decoder layers carry a layer_idx too; marking them as well is harmless.
+        self._layers = [m for m in hf_model.modules() if m.__dict__.get("layer_idx") is not None]
+        parameters = inspect.signature(hf_model.forward).parameters
+        self._takes_logits_to_keep = "logits_to_keep" in parameters
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.hf_model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights."""
+        return self.hf_model.dtype
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of a row of logits."""
+        head = self.hf_model.get_output_embeddings()
+        if head is not None and hasattr(head, "weight"):
+            return int(head.weight.shape[0])
+        return int(self.text_config.vocab_size)
+
+    @property
+    def text_config(self) -> PretrainedConfig:
+        """The configuration of the decoder, also of a composite model."""
+        return self.hf_model.config.get_text_config(decoder=True)
+
+    @property
+    def max_model_tokens(self) -> int | None:
+        """Positions the model knows; None if its configuration does not say."""
+        config = self.text_config
+        for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
+            value = getattr(config, name, None)
+            if isinstance(value, int) and value > 0:
+                return value
+        return None
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        sample_indices: torch.Tensor,
+        attention: StepAttention,
+    ) -> torch.Tensor:
+        """Return the logits of the wanted tokens.
+
+        Args:
+            input_ids: [1, T] int64.
+            position_ids: [1, T] int64.
+            sample_indices: [N] int64, rows of T whose logits are wanted.
+            attention: What the layers call.
+
+        Returns:
+            [N, V] in the model's dtype.
+        """
+        options = {"logits_to_keep": sample_indices} if self._takes_logits_to_keep else {}
+        with torch.inference_mode(), self._attention_switched(attention):
+            output = self.hf_model(
+                input_ids=input_ids,
+                position_ids=position_ids,
+                use_cache=False,
+                **options,
+            )
+        logits: torch.Tensor = output.logits[0]
+        return logits if self._takes_logits_to_keep else logits[sample_indices]
+
+    @contextmanager
+    def _attention_switched(self, attention: StepAttention) -> Iterator[None]:
+        """Point the model at our attention function, and back at its own afterwards."""
+        for layer in self._layers:
+            # Straight into the dictionary: torch's own __setattr__ costs microseconds a layer.
+            layer.__dict__[STEP_ATTRIBUTE] = attention
+        before = [config._attn_implementation for config in self._configs]
+        for config in self._configs:
+            config._attn_implementation_internal = ATTENTION_NAME
+        try:
+            yield
+        finally:
+            for config, name in zip(self._configs, before, strict=True):
+                config._attn_implementation_internal = name
+            for layer in self._layers:
+                layer.__dict__.pop(STEP_ATTRIBUTE, None)
+
+
+def _distinct_configs(hf_model: PreTrainedModel) -> list[PretrainedConfig]:
+    """Return every configuration object that a submodule reads its attention's name from."""
+    found: dict[int, PretrainedConfig] = {}
+    for module in hf_model.modules():
+        config = getattr(module, "config", None)
+        if isinstance(config, PretrainedConfig):
+            found[id(config)] = config
+    return list(found.values())

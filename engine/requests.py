@@ -1,0 +1,227 @@
+"""A request and what comes out of it.
+
+`GenerationOutput` is what callers receive; `RequestStatus` and `FinishReason` are its enums.
+`RequestState` is the engine's own record of a request: only the engine thread touches one after
+it has been handed over, and only `Scheduler.update` and `Scheduler.preempt` change it.
+
+    prompt_ids            generated tokens (append-only)
+    |0 1 2 3 4 5|         |6 7 8|
+     <---- num_computed ---->          positions whose keys and values are in the cache
+     <-------- num_tokens ------->     num_computed catches up with num_tokens; then one is sampled
+"""
+
+import time
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.sampling.parameters import SamplingParams
+
+
+class RequestStatus(IntEnum):
+    """Where a request is in its life; FINISHED and above are terminal."""
+
+    PENDING = 0
+    PREFILLING = 1
+    DECODING = 2
+    FINISHED = 3
+    FAILED = 4
+    CANCELLED = 5
+
+
+class FinishReason(Enum):
+    """Why a request ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one generated position, from the model's own distribution.
+
+    They are log-softmax of the raw logits in fp32: before temperature, penalties, bias and masks.
+
+    Attributes:
+        token_id: The token that was taken.
+        logprob: Its log-probability, in nats.
+        top: The most likely tokens and their log-probabilities, most likely first.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+class GenerationOutput:
+    """What a request has produced up to one moment; later steps never change it.
+
+    The documented fields are cumulative. They are views on append-only lists, cut when read, so
+    that a stream of n tokens costs O(n) and not O(n squared). The delta fields hold what is new
+    since the request's previous output.
+
+    Attributes:
+        request_id: The request's id.
+        prompt_ids: The prompt's token ids.
+        status: The request's status at this moment.
+        error: Text of the error that ended the request, or None.
+        exception: The error itself, or None.
+        created_time: When the request was added (`time.perf_counter`), in seconds.
+        lifespan: When it was first scheduled and when it ended, in the same clock; -1 if not yet.
+        finish_reason: Why it ended; None while it runs.
+        stop_reason: The token id that ended it, if it was one of stop_token_ids.
+        num_cached_tokens: Prompt tokens whose keys and values came from the prefix cache.
+        num_preemptions: How often its blocks were taken and recomputed.
+        new_tokens: Tokens since the previous output, at most all of them.
+        new_logprobs: `TokenLogprobs` of new_tokens; empty unless top_logprobs was asked for.
+    """
+
+    __slots__ = (
+        "_generated", "_logprobs", "_num_generated", "_timestamps", "_token_logprobs",
+        "created_time", "error", "exception", "finish_reason", "lifespan", "new_logprobs",
+        "new_tokens", "num_cached_tokens", "num_preemptions", "prompt_ids", "request_id", "status",
+        "stop_reason",
+    )  # fmt: skip
+
+    def __init__(self, state: "RequestState") -> None:
+        """Take a snapshot of a request; marks its tokens as delivered by this output."""
+        first_new = state.num_delivered
+        self.request_id = state.request_id
+        self.prompt_ids = state.prompt_ids
+        self.status = state.status
+        self.exception = state.exception
+        self.error = None if state.exception is None else str(state.exception)
+        self.created_time = state.created_time
+        self.lifespan = state.lifespan
+        self.finish_reason = state.finish_reason
+        self.stop_reason = state.stop_reason
+        self.num_cached_tokens = state.num_cached_tokens
+        self.num_preemptions = state.num_preemptions
+        self.new_tokens = state.generated_tokens[first_new:]
+        self.new_logprobs = state.token_logprobs[first_new:]
+        self._num_generated = len(state.generated_tokens)
+        self._generated = state.generated_tokens
+        self._logprobs = state.logprobs
+        self._token_logprobs = state.token_logprobs
+        self._timestamps = state.timestamps
+
+    @property
+    def generated_tokens(self) -> list[int]:
+        """All tokens generated up to this output, the end-of-sequence token included."""
+        return self._generated[: self._num_generated]
+
+    @property
+    def logprobs(self) -> list[float]:
+        """Log-probability of each generated token; [] unless return_logprobs is configured."""
+        return self._logprobs[: self._num_generated]
+
+    @property
+    def token_logprobs(self) -> list[TokenLogprobs]:
+        """Log-probabilities with alternatives; [] unless top_logprobs was asked for."""
+        return self._token_logprobs[: self._num_generated]
+
+    @property
+    def timestamps(self) -> list[float] | None:
+        """When each token was accepted (`time.perf_counter`), or None if not recorded."""
+        return None if self._timestamps is None else self._timestamps[: self._num_generated]
+
+    def is_finished(self) -> bool:
+        """Return whether this is the request's terminal output, whatever ended it."""
+        return self.status >= RequestStatus.FINISHED
+
+    def __repr__(self) -> str:
+        """Show what one looks for in a log, not the whole token lists."""
+        return (
+            f"GenerationOutput({self.request_id!r}, {self.status.name}, "
+            f"{len(self.prompt_ids)} prompt tokens, {self._num_generated} generated, "
+            f"error={self.error!r})"
+        )
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """The engine's record of one request.
+
+    Attributes:
+        request_id: Unique among requests that have not ended.
+        prompt_ids: The prompt; never changed.
+        params: How to draw the next token and when to stop; resolved, nothing is None.
+        streaming: Whether each token is delivered, or only the end.
+        generated_tokens: Tokens accepted so far; append-only, read by outputs.
+        num_computed: Positions whose keys and values are in the cache.
+        block_ids: The block table: block i holds positions [i * page_size, (i + 1) * page_size).
+        block_hashes: Names of the leading full blocks, computed once.
+        num_indexed_blocks: Leading full blocks already entered in the prefix index.
+        salt: Requests with different salts share no blocks.
+        num_delivered: Generated tokens that an output has carried.
+    """
+
+    request_id: str
+    prompt_ids: list[int]
+    params: SamplingParams
+    streaming: bool = False
+    timestamps: list[float] | None = None
+
+    status: RequestStatus = RequestStatus.PENDING
+    generated_tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    token_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    exception: BaseException | None = None
+    created_time: float = field(default_factory=time.perf_counter)
+    lifespan: tuple[float, float] = (-1.0, -1.0)
+
+    num_computed: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    num_delivered: int = 0
+    block_ids: list[int] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)
+    num_indexed_blocks: int = 0
+    salt: str = ""
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and generated tokens together."""
+        return len(self.prompt_ids) + len(self.generated_tokens)
+
+    @property
+    def num_missing_tokens(self) -> int:
+        """Tokens that are known but whose keys and values are not in the cache yet."""
+        return self.num_tokens - self.num_computed
+
+    def tokens_between(self, start: int, stop: int) -> NDArray[np.int32]:
+        """Return the tokens at positions [start, stop), prompt and answer alike: [n] int32."""
+        num_prompt = len(self.prompt_ids)
+        tokens = self.prompt_ids[start:stop]
+        if stop > num_prompt:
+            tokens = tokens + self.generated_tokens[max(0, start - num_prompt) : stop - num_prompt]
+        return np.array(tokens, dtype=np.int32)
+
+    def is_finished(self) -> bool:
+        """Return whether the request has ended."""
+        return self.status >= RequestStatus.FINISHED
+
+    def finish(
+        self,
+        status: RequestStatus,
+        reason: FinishReason,
+        exception: BaseException | None = None,
+    ) -> None:
+        """Set the terminal status; a request ends once."""
+        assert not self.is_finished(), f"{self.request_id} ended twice"
+        self.status = status
+        self.finish_reason = reason
+        self.exception = exception
+        self.lifespan = (self.lifespan[0], time.perf_counter())
+
+    def make_output(self) -> GenerationOutput:
+        """Return a snapshot that carries what is new since the previous one."""
+        output = GenerationOutput(self)
+        self.num_delivered = len(self.generated_tokens)
+        return output

@@ -1,0 +1,66 @@
+"""The wire: OpenAI's request and response objects as pydantic models.
+
+Knows neither the engine nor HTTP. `support` lists what becomes of each request field.
+"""
+
+from api_schemas.base import RequestModel, WireModel
+from api_schemas.chat import (
+    ChatAnswer,
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatCompletionRequest,
+    ChatDelta,
+    ChatMessage,
+)
+from api_schemas.completions import Completion, CompletionChoice, CompletionRequest
+from api_schemas.errors import ErrorObject, ErrorResponse
+from api_schemas.generation import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    CompletionTokensDetails,
+    FinishReason,
+    PromptTokensDetails,
+    SamplingFields,
+    StreamOptions,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+)
+from api_schemas.models import ModelCard, ModelList
+from api_schemas.support import CHAT_FIELDS, COMPLETION_FIELDS, FieldSupport, Handling
+
+__all__ = [
+    "CHAT_FIELDS",
+    "COMPLETION_FIELDS",
+    "ChatAnswer",
+    "ChatChoice",
+    "ChatChunkChoice",
+    "ChatCompletion",
+    "ChatCompletionChunk",
+    "ChatCompletionRequest",
+    "ChatDelta",
+    "ChatLogprobs",
+    "ChatMessage",
+    "Completion",
+    "CompletionChoice",
+    "CompletionLogprobs",
+    "CompletionRequest",
+    "CompletionTokensDetails",
+    "ErrorObject",
+    "ErrorResponse",
+    "FieldSupport",
+    "FinishReason",
+    "Handling",
+    "ModelCard",
+    "ModelList",
+    "PromptTokensDetails",
+    "RequestModel",
+    "SamplingFields",
+    "StreamOptions",
+    "TokenLogprob",
+    "TopLogprob",
+    "Usage",
+    "WireModel",
+]

@@ -64,7 +64,8 @@ def uniform(seeds: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.fl
     """
     words = _blocks(seeds, positions, _DOMAIN_DRAW)
     bits = ((words[0] << _SHIFT_32) | words[1]) >> np.uint64(11)  # the 53 a float64 can hold
-    return bits.astype(np.float64) * 2.0**-53
+    numbers: npt.NDArray[np.float64] = bits.astype(np.float64) * 2.0**-53
+    return numbers
 
 
 def derive_seed(seed: int, index: int) -> int:

@@ -1,0 +1,96 @@
+"""Which tokens a request has seen and how often it produced them, kept as flat arrays.
+
+Penalties need this at every step; rebuilding it from the token lists would cost a request of n
+tokens O(n squared). Owned by the engine thread. Must never hold on to a request that has ended.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.requests import RequestState
+
+_MIN_CAPACITY = 64
+
+
+class TokenHistory:
+    """The distinct tokens of one request and their number of occurrences in the output.
+
+    Attributes:
+        request: The request this is about.
+    """
+
+    def __init__(self, request: RequestState, vocab_size: int) -> None:
+        """Read the prompt once.
+
+        Raises:
+            ValueError: The prompt has an id that a logits row does not have.
+        """
+        distinct = np.unique(np.array(request.prompt_ids, dtype=np.int64))
+        if len(distinct) and not 0 <= distinct[0] <= distinct[-1] < vocab_size:
+            raise ValueError(f"prompt token ids lie outside 0 to {vocab_size - 1}")
+        self.request = request
+        self._size = len(distinct)
+        self._ids = np.zeros(max(2 * self._size, _MIN_CAPACITY), dtype=np.int64)
+        self._ids[: self._size] = distinct
+        self._counts = np.zeros(len(self._ids), dtype=np.float32)
+        self._places = {token: place for place, token in enumerate(distinct.tolist())}
+        self._num_read = 0
+
+    def catch_up(self) -> None:
+        """Count the output tokens accepted since the last call."""
+        for token in self.request.generated_tokens[self._num_read :]:
+            self._counts[self._place_of(token)] += 1
+        self._num_read = len(self.request.generated_tokens)
+
+    @property
+    def token_ids(self) -> npt.NDArray[np.int64]:
+        """[S] int64, each token of the prompt or the output once; a view."""
+        return self._ids[: self._size]
+
+    @property
+    def output_counts(self) -> npt.NDArray[np.float32]:
+        """[S] float32, how often each of them occurs in the output; a view."""
+        return self._counts[: self._size]
+
+    def _place_of(self, token: int) -> int:
+        """Return where a token is counted, making room for a new one."""
+        place = self._places.get(token)
+        if place is None:
+            if self._size == len(self._ids):
+                self._ids = np.concatenate((self._ids, np.zeros_like(self._ids)))
+                self._counts = np.concatenate((self._counts, np.zeros_like(self._counts)))
+            place = self._places[token] = self._size
+            self._ids[place] = token
+            self._size += 1
+        return place
+
+
+class HistoryCache:
+    """The histories of the requests that have penalties and have not ended."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._histories: dict[str, TokenHistory] = {}
+
+    def get(self, request: RequestState, vocab_size: int) -> TokenHistory:
+        """Return the request's history, up to its last accepted token.
+
+        Raises:
+            ValueError: The prompt has an id that a logits row does not have.
+        """
+        history = self._histories.get(request.request_id)
+        if history is None or history.request is not request:  # ids may be used again
+            history = TokenHistory(request, vocab_size)
+            self._histories[request.request_id] = history
+        history.catch_up()
+        return history
+
+    def drop_ended(self) -> None:
+        """Forget the requests that have ended."""
+        ended = [key for key, kept in self._histories.items() if kept.request.is_finished()]
+        for key in ended:
+            del self._histories[key]
+
+    def __len__(self) -> int:
+        """Return how many requests are remembered."""
+        return len(self._histories)

@@ -1,0 +1,172 @@
+"""From the logits of a step to one token per request.
+
+    all rows greedy and unprocessed  ->  one argmax, one transfer
+    otherwise                        ->  plan each row -> edit -> greedy: argmax
+                                                               -> sampled: shape, softmax, draw
+
+On a CPU rows are processed one at a time, so that no kernel ever sees two requests together and a
+row's result is bitwise the same in any batch. On an accelerator rows of a kind share each kernel.
+Engine thread. Must never change the logits it is given, nor a request.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from engine.batch import SampledTokens
+from engine.errors import RequestFailedError
+from engine.requests import RequestState
+from engine.sampling.draw import draw, most_likely
+from engine.sampling.history import HistoryCache
+from engine.sampling.logprobs import describe_tokens, take_rows
+from engine.sampling.processors import edit_logits, shape_distribution
+from engine.sampling.random import uniform
+from engine.sampling.row_plan import RowPlan, is_plain_greedy, plan_row
+
+# What the values of one request can raise in numpy, in torch or here. Anything else is a fault of
+# the engine and ends the step.
+_ROW_FAULTS = (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError)
+
+
+class Sampler:
+    """Draws the next token of each request; remembers nothing but token histories."""
+
+    def __init__(self, *, return_logprobs: bool) -> None:
+        """Choose whether each token's log-probability under its own distribution is reported."""
+        self._return_logprobs = return_logprobs
+        self._histories = HistoryCache()
+
+    @torch.inference_mode()
+    def sample(self, logits: torch.Tensor, requests: Sequence[RequestState]) -> SampledTokens:
+        """Draw one token per request.
+
+        A row whose logits are not finite, or whose parameters cannot be applied, ends up in
+        `errors` as a RequestFailedError; the other rows are drawn all the same.
+
+        Args:
+            logits: [N, V] of any float dtype, on any device; not changed.
+            requests: N requests, in the order of the rows.
+        """
+        assert len(logits) == len(requests), f"{len(logits)} rows, {len(requests)} requests"
+        self._histories.drop_ended()
+        raw = logits.detach().to(torch.float32)  # [N, V]
+        step = _Step(raw, requests, self._return_logprobs)
+        if requests and not self._return_logprobs and all(map(is_plain_greedy, requests)):
+            step.take_most_likely()
+        elif requests:
+            step.process(self._histories)
+        step.describe()
+        return step.result
+
+
+class _Step:
+    """One call of the sampler: its inputs, and the result while rows are being filled in."""
+
+    def __init__(
+        self, raw: torch.Tensor, requests: Sequence[RequestState], return_logprobs: bool
+    ) -> None:
+        """Start with no row drawn."""
+        count = len(requests)
+        self.result = SampledTokens(
+            token_ids=[0] * count,
+            logprobs=[math.nan] * count if return_logprobs else [],
+            token_logprobs=[None] * count,
+            errors={},
+        )
+        self._raw = raw
+        self._requests = requests
+        self._return_logprobs = return_logprobs
+
+    def take_most_likely(self) -> None:
+        """Fill in rows that are greedy on the logits as they are."""
+        best = most_likely(self._raw)
+        peaks = self._raw.gather(1, best[:, None])[:, 0]
+        # fp64 holds every token id exactly, so that one transfer carries both.
+        ids, values = torch.stack((best.to(torch.float64), peaks.to(torch.float64))).tolist()
+        for row, value in enumerate(values):
+            if math.isfinite(value):
+                self.result.token_ids[row] = int(ids[row])
+            else:
+                self._fail(row, "the model's logits are not finite")
+
+    def process(self, histories: HistoryCache) -> None:
+        """Fill in rows of any kind."""
+        plans = self._plan(histories)
+        if self._raw.device.type == "cpu":
+            for plan in plans:
+                try:
+                    self._draw([plan])
+                except _ROW_FAULTS as fault:
+                    self._fail(plan.row, str(fault), fault)
+            return
+        for greedy in (True, False):
+            alike = [plan for plan in plans if plan.params.greedy is greedy]
+            if alike:
+                self._draw(alike)
+
+    def describe(self) -> None:
+        """Add the log-probabilities that requests asked to see."""
+        num_tops = {
+            row: request.params.top_logprobs
+            for row, request in enumerate(self._requests)
+            if request.params.top_logprobs is not None and row not in self.result.errors
+        }
+        rows = list(num_tops)
+        tokens = [self.result.token_ids[row] for row in rows]
+        described = describe_tokens(self._raw, rows, tokens, list(num_tops.values()))
+        for row, entry in zip(rows, described, strict=True):
+            self.result.token_logprobs[row] = entry
+
+    def _plan(self, histories: HistoryCache) -> list[RowPlan]:
+        """Plan each row; one that cannot be planned fails and is left out."""
+        requests, vocab_size = self._requests, self._raw.shape[-1]
+        numbers = uniform(
+            [request.params.seed for request in requests],
+            [request.num_tokens for request in requests],
+        ).tolist()
+        peaks = self._raw.amax(dim=-1).tolist()  # NaN where any logit of the row is
+        plans = []
+        for row, request in enumerate(requests):
+            if not math.isfinite(peaks[row]):
+                self._fail(row, "the model's logits are not finite")
+                continue
+            try:
+                plans.append(plan_row(row, request, numbers[row], histories, vocab_size))
+            except _ROW_FAULTS as fault:
+                self._fail(row, str(fault), fault)
+        return plans
+
+    def _draw(self, plans: Sequence[RowPlan]) -> None:
+        """Fill in rows that are all greedy or all sampled and that share their kernels."""
+        scores = take_rows(self._raw, [plan.row for plan in plans])  # [n, V]
+        if any(plan.edits_logits for plan in plans):
+            scores = scores.clone() if len(plans) == 1 else scores  # several are a copy already
+            edit_logits(scores, plans)
+        tokens = most_likely(scores)  # [n]
+        alive = torch.isfinite(scores.gather(1, tokens[:, None])[:, 0]).tolist()
+        for plan, is_alive in zip(plans, alive, strict=True):
+            if not is_alive:
+                self._fail(plan.row, "its parameters leave no token to draw")
+        if not any(alive):
+            return
+        if not plans[0].params.greedy:
+            scores = shape_distribution(scores, plans)
+            tokens = draw(scores, [plan.uniform for plan in plans], tokens)
+        self._record(scores, tokens, plans)
+
+    def _record(self, scores: torch.Tensor, tokens: torch.Tensor, plans: Sequence[RowPlan]) -> None:
+        """Write down what was drawn, and how likely it was."""
+        for plan, token in zip(plans, tokens.tolist(), strict=True):
+            self.result.token_ids[plan.row] = token
+        if self._return_logprobs:
+            chosen = scores.log_softmax(dim=-1).gather(1, tokens[:, None])[:, 0]
+            for plan, logprob in zip(plans, chosen.tolist(), strict=True):
+                self.result.logprobs[plan.row] = logprob
+
+    def _fail(self, row: int, reason: str, cause: Exception | None = None) -> None:
+        """Record that a row has no token."""
+        name = self._requests[row].request_id
+        error = RequestFailedError(f"request {name!r} cannot be sampled: {reason}")
+        error.__cause__ = cause
+        self.result.errors[row] = error

@@ -1,0 +1,117 @@
+"""From what a user calls a model to a local folder that holds it.
+
+A folder is taken as it is, a hub name is downloaded (weights as safetensors only), and no name
+means the default model. Code that a repository brings along is never run: a model that needs it
+is refused here, before anything is loaded. Runs before the server listens.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from transformers import CONFIG_MAPPING
+
+from server.console import print_notice
+from server.default_model import DEFAULT_MODEL, prepare_default_model
+from server.settings import ModelSettings
+from server.startup_errors import ModelUnavailableError
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """A model on the disk.
+
+    Attributes:
+        folder: Holds config.json, tokenizer and weights.
+        name: What clients call it unless told otherwise.
+    """
+
+    folder: Path
+    name: str
+
+
+def find_model(settings: ModelSettings, cache: Path) -> StoredModel:
+    """Return the model that the settings name, fetching it if need be.
+
+    Args:
+        settings: The [model] section.
+        cache: Where the default model is kept; hub models stay in the hub's own cache.
+
+    Raises:
+        ModelUnavailableError: One line that says what is missing and what to do.
+    """
+    if not settings.path:
+        return StoredModel(prepare_default_model(cache), DEFAULT_MODEL.name)
+    local = Path(settings.path).expanduser()
+    if local.is_dir():
+        _check_config(local)
+        return StoredModel(local.absolute(), local.resolve().name)
+    if local.is_file():
+        raise ModelUnavailableError(
+            f"{local} is a file; give the folder that holds config.json and the weights"
+        )
+    if not HUB_NAME.fullmatch(settings.path):
+        raise ModelUnavailableError(
+            f"the folder {settings.path} does not exist; give a model folder, or a hub name as in "
+            "org/name"
+        )
+    folder = _download(settings.path, settings.revision)
+    _check_config(folder)
+    return StoredModel(folder, settings.path)
+
+
+def _download(name: str, revision: str) -> Path:
+    at = f"{name} at revision {revision}" if revision else name
+    print_notice(f"looking for {at} on the hub")
+    try:
+        return Path(snapshot_download(name, revision=revision or None, allow_patterns=HUB_FILES))
+    except GatedRepoError:
+        reason = "is gated: accept its terms on the hub and set HF_TOKEN"
+    except RevisionNotFoundError:
+        reason = "has no such revision: write model.revision as a branch, tag or commit"
+    except RepositoryNotFoundError:
+        reason = "is neither a local folder nor a public hub model: check it, or set HF_TOKEN"
+    except LocalEntryNotFoundError:
+        reason = "is no local folder and the hub cannot be reached: give a folder, or connect"
+    except OSError as error:
+        reason = f"is not here and could not be downloaded: {error}"
+    except Exception as error:  # noqa: BLE001 - the hub's HTTP library raises errors of its own
+        reason = f"is no local folder and the hub cannot be reached ({type(error).__name__})"
+    raise ModelUnavailableError(f"{at} {reason}")
+
+
+def _check_config(folder: Path) -> None:
+    """Refuse a folder that is no model, or one whose code is not part of transformers."""
+    path = folder / "config.json"
+    try:
+        config: Any = json.loads(path.read_text(encoding="utf-8"))
+        model_type, own_code = config.get("model_type"), "auto_map" in config
+    except FileNotFoundError:
+        raise ModelUnavailableError(
+            f"{folder} holds no config.json; give a folder in Hugging Face format"
+        ) from None
+    except (OSError, ValueError, AttributeError) as error:
+        raise ModelUnavailableError(f"{path} is not a model's config: {error}") from None
+    if model_type not in CONFIG_MAPPING:
+        raise ModelUnavailableError(
+            f"{folder} needs code of its own (auto_map), which is never run; give a model whose "
+            "type is part of transformers"
+            if own_code
+            else f"{path} has the model type {model_type!r}, which transformers does not know"
+        )
+    if not any(folder.glob("*.safetensors")):
+        raise ModelUnavailableError(
+            f"{folder} holds no *.safetensors; convert the weights, pickled files are not read"
+        )

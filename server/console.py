@@ -4,6 +4,9 @@ Answers go to standard output, everything else to standard error, so that output
 Colours and bars appear on a terminal only; rich decides that from the stream it is given.
 """
 
+import json
+import logging
+import shlex
 from collections.abc import Iterable
 
 from rich.console import Console
@@ -50,6 +53,35 @@ def print_configuration(rows: Iterable[tuple[str, str, str]]) -> None:
         table.add_row(escape(name), escape(value), escape(reason))
     # A table must wrap inside its columns, which soft_wrap would prevent.
     Console(stderr=True, highlight=False).print(table)
+
+
+def print_listening(host: str, port: int, model_name: str) -> None:
+    """Say where the server listens and how to try it, ready to be pasted."""
+    local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    address = f"http://{f'[{local}]' if ':' in local else local}:{port}"
+    question = {
+        "model": model_name,
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+    }
+    console = error_console()
+    console.print(f"[bold green]Slipstream listens on {address}[/bold green]  Try it:")
+    console.print(
+        escape(
+            f"  curl {address}/v1/chat/completions -H 'Content-Type: application/json' "
+            f"-d {shlex.quote(json.dumps(question, ensure_ascii=False))}"
+        )
+    )
+
+
+def configure_logging(level: str) -> None:
+    """Send what the packages log, from a level on, to standard error."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    for name in ("engine", "server"):
+        logger = logging.getLogger(name)
+        logger.setLevel(level.upper())
+        logger.handlers = [handler]
+        logger.propagate = False
 
 
 def progress_bar(console: Console, *, in_bytes: bool = False) -> Progress:

@@ -1,0 +1,154 @@
+"""The `slipstream` command: reads arguments, starts what they ask for, says errors in one line.
+
+Nothing heavy is imported until a command runs, so that help and refusals come at once: `COMMANDS`
+names the modules, and `_run` is the only place of the project that imports by name.
+"""
+
+import argparse
+import importlib
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from server.address import check_address
+from server.console import output_console, print_error
+from server.settings import SettingsError, load_settings
+from server.startup_errors import StartupError
+from server.version import VERSION
+
+# Command -> the module whose `run(settings)` does it.
+COMMANDS = {"serve": "server.launch", "fetch": "server.fetch"}
+
+SERVE_EXAMPLES = """examples:
+  slipstream serve                                the default model on http://127.0.0.1:8000
+  slipstream serve ./my-model --port 9000         a local folder in Hugging Face format
+  slipstream serve org/name --host 0.0.0.0        a model of the hub, reachable from outside
+  slipstream serve --config configs/cpu.toml --set engine.page_size=32 --set server.max_choices=4
+
+then, from anywhere:
+  curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{"messages": [{"role": "user", "content": "Hello"}], "model": "SmolLM2-135M-Instruct"}'
+"""
+EXAMPLES = """examples:
+  slipstream serve             serve the default model on http://127.0.0.1:8000
+  slipstream serve --help      every way to choose a model and to configure the server
+  slipstream fetch             download and convert the default model, and stop
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status.
+
+    Returns:
+        0 when all went well, 1 when the server could not start, 2 for wrong arguments or settings,
+        130 after an interrupt.
+    """
+    options = build_parser().parse_args(arguments)
+    try:
+        return _run(options)
+    except SettingsError as error:
+        print_error(str(error))
+        return 2
+    except StartupError as error:
+        print_error(str(error))
+        return 1
+    except KeyboardInterrupt:
+        print_error("interrupted")
+        return 128 + signal.SIGINT
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="slipstream",
+        description="An OpenAI-compatible inference server with its own paged-cache engine.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and stop")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    serve = commands.add_parser(
+        "serve",
+        help="load a model and answer requests",
+        description="Load a model and answer OpenAI-style requests until interrupted.",
+        epilog=SERVE_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    serve.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="a local folder or a hub name; without it, the default model (135M parameters, "
+        "fetched once)",
+    )
+    serve.add_argument("--host", help="address to listen on (127.0.0.1; 0.0.0.0 for all)")
+    serve.add_argument("--port", help="port to listen on (8000; 0 takes a free one)")
+    serve.add_argument(
+        "--served-name",
+        action="append",
+        metavar="NAME",
+        help="a name clients may use for the model; may be repeated",
+    )
+    _add_settings_options(serve)
+    fetch = commands.add_parser(
+        "fetch",
+        help="prepare the default model without serving it",
+        description="Download, convert and verify the default model, then print its folder.",
+    )
+    fetch.set_defaults(config=None, overrides=[])
+    return parser
+
+
+def _add_settings_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="a TOML file with [model], [engine] and [server]; see configs/",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="overrides",
+        metavar="SECTION.KEY=VALUE",
+        help="override one setting; may be repeated, and wins over everything else",
+    )
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.version:
+        output_console().print(f"slipstream {VERSION}")
+        return 0
+    if options.command is None:
+        build_parser().print_help()
+        return 0
+    settings = load_settings(options.config, [*_named_overrides(options), *options.overrides])
+    if options.command == "serve":
+        check_address(settings.server)
+    # The command's module brings the model library with it, seconds that help need not wait for.
+    module = importlib.import_module(COMMANDS[options.command])
+    module.run(settings)
+    return 0
+
+
+def _named_overrides(options: argparse.Namespace) -> list[str]:
+    """Return the options that have a setting of their own as overrides, in TOML."""
+    values = {
+        "model.path": getattr(options, "model", None),
+        "model.served_names": getattr(options, "served_name", None),
+        "server.host": getattr(options, "host", None),
+    }
+    overrides = [
+        f"{name}={json.dumps(value, ensure_ascii=False)}"
+        for name, value in values.items()
+        if value is not None
+    ]
+    port = getattr(options, "port", None)
+    return overrides if port is None else [*overrides, f"server.port={port}"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

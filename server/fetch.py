@@ -1,0 +1,15 @@
+"""`slipstream fetch`: prepare the default model ahead of time, as an image build does."""
+
+from server.console import output_console
+from server.default_model import prepare_default_model
+from server.settings import Settings, cache_folder
+
+
+def run(settings: Settings) -> None:
+    """Download, convert and verify the default model, then print its folder.
+
+    Raises:
+        StartupError: One line that says what is missing and what to do.
+    """
+    del settings  # nothing in them concerns the default model
+    output_console().print(str(prepare_default_model(cache_folder(), verify=True)))

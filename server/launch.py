@@ -1,0 +1,127 @@
+"""`slipstream serve`: from settings to a server that answers, in the order in which things fail.
+
+    model folder ─► weights ─► tokenizer ─► cache and configuration ─► warm-up ─► listen
+
+The command has checked the address before it imports this module, whose imports alone take
+seconds. Each failure becomes one `StartupError`; engine errors are caught for that only.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+import engine
+from engine import ContinuousBatchingConfig, ContinuousBatchingManager, EngineError, PagedModel
+from server.app import create_app
+from server.console import configure_logging, print_configuration, print_listening, print_notice
+from server.model_store import StoredModel, find_model
+from server.serving import run as run_server
+from server.settings import (
+    Settings,
+    SettingsError,
+    cache_folder,
+    unknown_key_message,
+)
+from server.startup_errors import ModelUnavailableError, StartupError
+
+
+def run(settings: Settings) -> None:
+    """Serve until SIGINT or SIGTERM.
+
+    Raises:
+        SettingsError: A key of [engine] does not exist or holds a value of the wrong kind.
+        StartupError: One line that says what keeps the server from starting and what to do.
+    """
+    configure_logging(settings.server.log_level)
+    config = engine_config(settings)
+    stored = find_model(settings.model, cache_folder())
+    settings = _with_model(settings, stored)
+    print_notice(f"loading {stored.name}")
+    with _startup_errors():
+        model = _load(settings, stored)
+        tokenizer = load_tokenizer(settings, stored)
+        manager = model.init_continuous_batching(continuous_batching_config=config)
+    print_configuration(manager.resolved_config.describe())
+    _serve(settings, model, manager, tokenizer)
+
+
+def engine_config(settings: Settings) -> ContinuousBatchingConfig:
+    """Return the engine's configuration from the [engine] section.
+
+    Raises:
+        SettingsError: A key does not exist; names the one that may have been meant.
+    """
+    known = {field.name for field in dataclasses.fields(ContinuousBatchingConfig)}
+    for key in settings.engine:
+        if key not in known:
+            raise SettingsError(unknown_key_message("engine", key, known))
+    return ContinuousBatchingConfig(**settings.engine)
+
+
+def load_tokenizer(settings: Settings, stored: StoredModel) -> PreTrainedTokenizerBase:
+    """Return the model's tokenizer, with the chat template of the settings if they name one.
+
+    Raises:
+        ModelUnavailableError: The folder has no tokenizer, or the template cannot be read.
+    """
+    template = settings.model.chat_template
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(stored.folder)
+    except (OSError, ValueError) as error:
+        raise ModelUnavailableError(
+            f"{stored.folder} has no tokenizer that can be read: {error}"
+        ) from error
+    if template:
+        try:
+            tokenizer.chat_template = Path(template).read_text(encoding="utf-8")
+        except OSError as error:
+            raise ModelUnavailableError(
+                f"the chat template {template} cannot be read: {error.strerror}"
+            ) from error
+    return tokenizer
+
+
+def _with_model(settings: Settings, stored: StoredModel) -> Settings:
+    """Return the settings with the model's folder and the names it is served under filled in."""
+    names = settings.model.served_names or (stored.name,)
+    model = dataclasses.replace(settings.model, path=str(stored.folder), served_names=names)
+    return dataclasses.replace(settings, model=model)
+
+
+def _load(settings: Settings, stored: StoredModel) -> PagedModel:
+    try:
+        return engine.load(
+            str(stored.folder), dtype=settings.model.dtype, device=settings.model.device
+        )
+    except OSError as error:
+        raise ModelUnavailableError(f"{stored.folder} cannot be loaded: {error}") from error
+
+
+def _serve(
+    settings: Settings,
+    model: PagedModel,
+    manager: ContinuousBatchingManager,
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    name = settings.model.served_names[0]
+    try:
+        with _startup_errors():
+            manager.start()
+            manager.warmup()
+        app = create_app(settings, model, manager, tokenizer)
+        run_server(app, settings.server, lambda host, port: print_listening(host, port, name))
+    finally:
+        manager.stop(block=True, timeout=settings.server.shutdown_timeout_seconds)
+        manager.destroy()
+
+
+@contextmanager
+def _startup_errors() -> Iterator[None]:
+    """Let an engine error of the block end the command with its text alone."""
+    try:
+        yield
+    except EngineError as error:
+        raise StartupError(str(error)) from error

@@ -6,9 +6,11 @@ logits: those are the business of return_logprobs.
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from engine.requests import TokenLogprobs
+from engine.sampling.host_row import places_of_largest
 
 
 def describe_tokens(
@@ -22,19 +24,14 @@ def describe_tokens(
         token_ids: m tokens, one for each of these rows.
         num_tops: m numbers of alternatives.
     """
+    if not rows:
+        return []
     if raw.device.type == "cpu":  # row by row, so that rows do not meet in a kernel
-        chunks = [[place] for place in range(len(rows))]
-    else:
-        chunks = [list(range(len(rows)))] if rows else []
-    described = []
-    for chunk in chunks:
-        chosen_rows = [rows[place] for place in chunk]
-        described += _describe(
-            take_rows(raw, chosen_rows),
-            [token_ids[place] for place in chunk],
-            [num_tops[place] for place in chunk],
-        )
-    return described
+        return [
+            _describe_on_host(raw[row], token, count)
+            for row, token, count in zip(rows, token_ids, num_tops, strict=True)
+        ]
+    return _describe_together(take_rows(raw, rows), token_ids, num_tops)
 
 
 def take_rows(scores: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
@@ -44,17 +41,29 @@ def take_rows(scores: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
     return scores[torch.tensor(rows, device=scores.device)]
 
 
-def _describe(
+def _describe_on_host(raw: torch.Tensor, token: int, count: int) -> TokenLogprobs:
+    """Do `describe_tokens` for one [V] row."""
+    logprobs = raw.log_softmax(dim=-1).numpy()
+    top: tuple[tuple[int, float], ...] = ()
+    if count:
+        places = places_of_largest(logprobs, count)
+        values = logprobs[places]
+        order = np.argsort(-values, kind="stable")[:count]  # the lower id first among equals
+        top = tuple(zip(places[order].tolist(), values[order].tolist(), strict=True))
+    return TokenLogprobs(token, float(logprobs[token]), top)
+
+
+def _describe_together(
     raw: torch.Tensor, token_ids: Sequence[int], num_tops: Sequence[int]
 ) -> list[TokenLogprobs]:
-    """Do `describe_tokens` for rows that share their kernels."""
-    logprobs = raw.log_softmax(dim=-1)  # [n, V]
-    chosen = logprobs.gather(1, torch.tensor(token_ids, device=raw.device)[:, None])[:, 0].tolist()
+    """Do `describe_tokens` for [m, V] rows that share their kernels."""
+    logprobs = raw.log_softmax(dim=-1)
+    chosen = logprobs.gather(1, torch.tensor(token_ids, device=raw.device)[:, None])[:, 0]
     top = logprobs.topk(min(max(num_tops), raw.shape[-1]), dim=-1)
-    described = []
-    for token, logprob, values, ids, count in zip(
-        token_ids, chosen, top.values.tolist(), top.indices.tolist(), num_tops, strict=True
-    ):
-        pairs = sorted(zip(ids, values, strict=True), key=lambda pair: (-pair[1], pair[0]))
-        described.append(TokenLogprobs(token, logprob, tuple(pairs[:count])))
-    return described
+    tops = zip(top.indices.tolist(), top.values.tolist(), num_tops, strict=True)
+    return [
+        TokenLogprobs(token, logprob, tuple(zip(ids[:count], values[:count], strict=True)))
+        for token, logprob, (ids, values, count) in zip(
+            token_ids, chosen.tolist(), tops, strict=True
+        )
+    ]

@@ -267,13 +267,16 @@ def _resolve_eos(read: _Options) -> frozenset[int]:
     """
     given, default = read.given("eos_token_id"), read.default("eos_token_id")
     value, largest = (default, None) if given is None else (given, read.limits.vocab_size - 1)
+    ignores = read.flag("ignore_eos")
     if value is None:
         return frozenset()
     listed = value if isinstance(value, list | tuple | set | frozenset) else (value,)
     ids = {as_int("eos_token_id", item, None, largest) for item in listed}
-    if read.flag("ignore_eos"):
-        return frozenset()
-    return frozenset(item for item in ids if 0 <= item < read.limits.vocab_size)
+    return (
+        frozenset()
+        if ignores
+        else frozenset(item for item in ids if 0 <= item < read.limits.vocab_size)
+    )
 
 
 def _resolve_max_new_tokens(read: _Options, num_prompt_tokens: int) -> int:

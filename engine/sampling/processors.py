@@ -9,9 +9,9 @@
       keep_top_p          over what top-k left                              |  or the same one when
       keep_min_p          relative to the most likely one                  /   no row asks for it
 
-The order and the treatment of ties are those of transformers' `generate` (5.24,
-`_get_logits_processor`), which has sequence_bias and no presence or frequency penalty; the latter
-two follow OpenAI's formula. A row that does not ask for a step keeps its bits, and no row looks at
+The order and what is kept are those of transformers' `generate` (5.24, `_get_logits_processor`),
+which has sequence_bias and no presence or frequency penalty; the latter two follow OpenAI's
+formula. A row that does not ask for a step keeps its bits, and no row looks at
 another. Pure functions on the engine thread.
 """
 
@@ -125,62 +125,20 @@ def keep_top_p(scores: torch.Tensor, masses: Sequence[float]) -> torch.Tensor:
     """Return [n, V] scores cut to the smallest likely set that reaches each row's mass.
 
     In ascending order, tokens go while their cumulative probability is at most 1 - mass, compared
-    in fp32; the last one always stays. Among equal scores those with the lower index go first.
-    This is what transformers does with a stable sort.
+    in fp32; the last one always stays. So does transformers, except that its sort is unstable:
+    which of several equal scores go is open there, and here those with the higher index do.
     """
     if all(mass >= 1.0 for mass in masses):
         return scores
-    if scores.device.type == "cpu":
-        kept = [
-            row if mass >= 1.0 else _nucleus_on_host(row, mass)
-            for row, mass in zip(scores, masses, strict=True)
-        ]
-        return torch.stack(kept) if len(kept) > 1 else kept[0][None]
-    return keep_top_p_by_sorting(scores, masses)
-
-
-def keep_top_p_by_sorting(scores: torch.Tensor, masses: Sequence[float]) -> torch.Tensor:
-    """Do `keep_top_p` for all rows with one full sort, which suits a GPU."""
-    ordered, order = scores.sort(dim=-1, descending=False, stable=True)
+    ordered, order = scores.sort(dim=-1, descending=True, stable=True)
+    ordered, order = ordered.flip(-1), order.flip(-1)  # ascending, the lower index last of equals
     cumulative = ordered.softmax(dim=-1).to(torch.float64).cumsum(dim=-1)
     cumulative = (cumulative / cumulative[:, -1:]).to(torch.float32)
-    # A row with mass 1 compares with -1 and loses nothing.
+    # A row that keeps all of its mass compares with -1 and loses nothing.
     limits = _column([1.0 - mass if mass < 1.0 else -1.0 for mass in masses], scores)
     goes = cumulative <= limits
     goes[:, -1] = False
     return scores.masked_fill(torch.empty_like(goes).scatter_(1, order, goes), _REMOVED)
-
-
-def _nucleus_on_host(row: torch.Tensor, mass: float) -> torch.Tensor:
-    """Do `keep_top_p` for one [V] row without sorting all of it.
-
-    Tokens whose probability is below (1 - mass) / V cannot hold 1 - mass together, so all of them
-    go; only the others are sorted. numpy sorts fp32 values ten times faster than torch on a CPU.
-    """
-    scores = row.numpy()
-    probabilities = row.softmax(dim=-1).numpy()
-    # The factor keeps the bound safe from the rounding of the probabilities.
-    bound = (1.0 - mass) / len(scores) * 0.999
-    candidates = np.flatnonzero(probabilities > bound)
-    values = np.sort(scores[candidates])  # ascending
-    weights = np.exp(values.astype(np.float64) - values[-1])
-    cumulative = np.cumsum(weights)
-    tail = _tail_mass(probabilities, candidates) * cumulative[-1]
-    total = tail + cumulative[-1]
-    goes = ((tail + cumulative) / total).astype(np.float32) <= np.float32(1.0 - mass)
-    num_gone = min(int(np.count_nonzero(goes)), len(values) - 1)
-    floor = values[num_gone]
-    kept = scores >= floor
-    num_tied_gone = num_gone - int(np.searchsorted(values, floor))
-    if num_tied_gone:
-        kept[np.flatnonzero(scores == floor)[:num_tied_gone]] = False
-    return row.masked_fill(torch.from_numpy(~kept), _REMOVED)
-
-
-def _tail_mass(probabilities: npt.NDArray[np.float32], candidates: npt.NDArray[np.int64]) -> float:
-    """Return the probability of the other tokens as a multiple of that of the candidates."""
-    inside = float(probabilities[candidates].sum(dtype=np.float64))
-    return max(float(probabilities.sum(dtype=np.float64)) - inside, 0.0) / inside
 
 
 def _entries(

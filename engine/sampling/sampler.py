@@ -19,6 +19,7 @@ from engine.errors import RequestFailedError
 from engine.requests import RequestState
 from engine.sampling.draw import draw, most_likely
 from engine.sampling.history import HistoryCache
+from engine.sampling.host_row import Candidates, draw_place, log_probability, shape_row
 from engine.sampling.logprobs import describe_tokens, take_rows
 from engine.sampling.processors import edit_logits, shape_distribution
 from engine.sampling.random import uniform
@@ -27,6 +28,8 @@ from engine.sampling.row_plan import RowPlan, is_plain_greedy, plan_row
 # What the values of one request can raise in numpy, in torch or here. Anything else is a fault of
 # the engine and ends the step.
 _ROW_FAULTS = (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError)
+
+_NOTHING_LEFT = "its parameters leave no token to draw"
 
 
 class Sampler:
@@ -96,14 +99,14 @@ class _Step:
         if self._raw.device.type == "cpu":
             for plan in plans:
                 try:
-                    self._draw([plan])
+                    self._draw_on_host(plan)
                 except _ROW_FAULTS as fault:
                     self._fail(plan.row, str(fault), fault)
             return
         for greedy in (True, False):
             alike = [plan for plan in plans if plan.params.greedy is greedy]
             if alike:
-                self._draw(alike)
+                self._draw_together(alike)
 
     def describe(self) -> None:
         """Add the log-probabilities that requests asked to see."""
@@ -137,7 +140,26 @@ class _Step:
                 self._fail(row, str(fault), fault)
         return plans
 
-    def _draw(self, plans: Sequence[RowPlan]) -> None:
+    def _draw_on_host(self, plan: RowPlan) -> None:
+        """Fill in one row; nothing it computes involves another."""
+        scores = take_rows(self._raw, [plan.row])  # [1, V]
+        if plan.edits_logits:
+            scores = scores.clone()
+            edit_logits(scores, [plan])
+        row = scores[0].numpy()
+        best = int(row.argmax())
+        if not math.isfinite(row[best]):
+            self._fail(plan.row, _NOTHING_LEFT)
+            return
+        candidates, place = Candidates(None, row), best
+        if not plan.params.greedy:
+            candidates = shape_row(row, plan.params)
+            place = draw_place(candidates.scores, plan.uniform)
+        self.result.token_ids[plan.row] = candidates.token_at(place)
+        if self._return_logprobs:
+            self.result.logprobs[plan.row] = log_probability(candidates.scores, place)
+
+    def _draw_together(self, plans: Sequence[RowPlan]) -> None:
         """Fill in rows that are all greedy or all sampled and that share their kernels."""
         scores = take_rows(self._raw, [plan.row for plan in plans])  # [n, V]
         if any(plan.edits_logits for plan in plans):
@@ -146,17 +168,11 @@ class _Step:
         tokens = most_likely(scores)  # [n]
         alive = torch.isfinite(scores.gather(1, tokens[:, None])[:, 0]).tolist()
         for plan, is_alive in zip(plans, alive, strict=True):
-            if not is_alive:
-                self._fail(plan.row, "its parameters leave no token to draw")
-        if not any(alive):
-            return
+            if not is_alive:  # its row holds no number from here on, and nobody reads it
+                self._fail(plan.row, _NOTHING_LEFT)
         if not plans[0].params.greedy:
             scores = shape_distribution(scores, plans)
             tokens = draw(scores, [plan.uniform for plan in plans], tokens)
-        self._record(scores, tokens, plans)
-
-    def _record(self, scores: torch.Tensor, tokens: torch.Tensor, plans: Sequence[RowPlan]) -> None:
-        """Write down what was drawn, and how likely it was."""
         for plan, token in zip(plans, tokens.tolist(), strict=True):
             self.result.token_ids[plan.row] = token
         if self._return_logprobs:

@@ -1,0 +1,68 @@
+"""Token histories: counted once, kept while the request lives, dropped when it ends."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.requests import FinishReason, RequestState, RequestStatus
+from engine.sampling.history import HistoryCache, TokenHistory
+from engine.sampling.parameters import SamplingParams
+
+VOCAB = 500
+tokens = st.lists(st.integers(0, VOCAB - 1), max_size=300)
+
+
+def state(request_id="a", prompt=(1, 2), output=()):
+    return RequestState(request_id, list(prompt), SamplingParams(), generated_tokens=list(output))
+
+
+def as_dict(history):
+    return dict(
+        zip(history.token_ids.tolist(), history.output_counts.astype(int).tolist(), strict=True)
+    )
+
+
+@given(tokens, st.lists(tokens, max_size=4))
+def test_counts_are_those_of_a_recount_after_every_step(prompt, steps):
+    request = state(prompt=prompt)
+    history = TokenHistory(request, VOCAB)
+    for step in steps:
+        request.generated_tokens.extend(step)
+        history.catch_up()
+        counted = Counter(request.generated_tokens)
+        assert as_dict(history) == {
+            token: counted[token] for token in {*prompt, *request.generated_tokens}
+        }
+        assert len(history.token_ids) == len(set(history.token_ids.tolist()))
+
+
+def test_a_history_is_built_once_and_caught_up():
+    cache, request = HistoryCache(), state()
+    first = cache.get(request, VOCAB)
+    request.generated_tokens.append(7)
+    assert cache.get(request, VOCAB) is first
+    assert as_dict(first)[7] == 1
+
+
+def test_a_reused_id_does_not_inherit_a_history():
+    cache = HistoryCache()
+    cache.get(state(output=[7, 7]), VOCAB)
+    assert as_dict(cache.get(state(output=[8]), VOCAB)) == {1: 0, 2: 0, 8: 1}
+
+
+def test_ended_requests_are_dropped_and_others_kept():
+    cache, ends, goes_on = HistoryCache(), state("a"), state("b")
+    cache.get(ends, VOCAB)
+    kept = cache.get(goes_on, VOCAB)
+    ends.finish(RequestStatus.FINISHED, FinishReason.STOP)
+    cache.drop_ended()
+    assert len(cache) == 1
+    assert cache.get(goes_on, VOCAB) is kept
+
+
+@pytest.mark.parametrize("prompt", [[-1], [VOCAB], [0, VOCAB + 5]])
+def test_a_prompt_outside_the_vocabulary_is_refused(prompt):
+    with pytest.raises(ValueError, match="outside"):
+        TokenHistory(state(prompt=prompt), VOCAB)

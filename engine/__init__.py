@@ -1,0 +1,60 @@
+"""The paged-cache continuous-batching engine; usable offline, with no server.
+
+model = engine.load("path/or/hub-name")
+outputs = model.generate_batch([[1, 2, 3]], max_new_tokens=16)
+"""
+
+from engine.config import ContinuousBatchingConfig, WorkloadHints
+from engine.errors import (
+    CacheTooSmallError,
+    ClientError,
+    DuplicateRequestError,
+    EngineDeadError,
+    EngineError,
+    EngineStoppingError,
+    InvalidRequestError,
+    PromptTooLongError,
+    QueueFullError,
+    RequestFailedError,
+    ServerError,
+    UnsupportedConfigError,
+    UnsupportedModelError,
+)
+from engine.manager import ContinuousBatchingManager
+from engine.mixin import ContinuousMixin
+from engine.paged_model import PagedModel, load, wrap
+from engine.requests import FinishReason, GenerationOutput, RequestStatus, TokenLogprobs
+from engine.resolve import ResolvedConfig
+from engine.sampling.parameters import SamplingLimits, SamplingParams
+from engine.statistics import EngineStatistics
+
+__all__ = [
+    "CacheTooSmallError",
+    "ClientError",
+    "ContinuousBatchingConfig",
+    "ContinuousBatchingManager",
+    "ContinuousMixin",
+    "DuplicateRequestError",
+    "EngineDeadError",
+    "EngineError",
+    "EngineStatistics",
+    "EngineStoppingError",
+    "FinishReason",
+    "GenerationOutput",
+    "InvalidRequestError",
+    "PagedModel",
+    "PromptTooLongError",
+    "QueueFullError",
+    "RequestFailedError",
+    "RequestStatus",
+    "ResolvedConfig",
+    "SamplingLimits",
+    "SamplingParams",
+    "ServerError",
+    "TokenLogprobs",
+    "UnsupportedConfigError",
+    "UnsupportedModelError",
+    "WorkloadHints",
+    "load",
+    "wrap",
+]

@@ -49,12 +49,23 @@ class ScheduledBatch:
     Attributes:
         scheduled: The requests and their shares, in batch order.
         num_tokens: Sum of their new tokens.
+        num_started: Requests that had never been scheduled before.
         block_copies: What to copy inside the cache, in this order, before the forward.
     """
 
     scheduled: list[ScheduledRequest]
     num_tokens: int
+    num_started: int = 0
     block_copies: list[BlockCopy] = field(default_factory=list)
+
+    def halves(self) -> "tuple[ScheduledBatch, ScheduledBatch]":
+        """Split the batch in two; what precedes the forward has been done and is left out."""
+        middle = len(self.scheduled) // 2
+        first, second = self.scheduled[:middle], self.scheduled[middle:]
+        return (
+            ScheduledBatch(first, sum(item.num_new_tokens for item in first)),
+            ScheduledBatch(second, sum(item.num_new_tokens for item in second)),
+        )
 
     @property
     def sampling(self) -> list[RequestState]:

@@ -71,7 +71,9 @@ class DuplicateRequestError(ClientError, ValueError):
 
     def __init__(self, request_id: str) -> None:
         """Name the id."""
-        super().__init__(f"request id {request_id!r} is in use; ids must differ until a request ends")
+        super().__init__(
+            f"request id {request_id!r} is in use; ids must differ until a request ends"
+        )
         self.request_id = request_id
 
 

@@ -195,6 +195,13 @@ class RequestState:
         """Tokens that are known but whose keys and values are not in the cache yet."""
         return self.num_tokens - self.num_computed
 
+    def token_at(self, position: int) -> int:
+        """Return the token at one position, of the prompt or of the answer."""
+        num_prompt = len(self.prompt_ids)
+        if position < num_prompt:
+            return self.prompt_ids[position]
+        return self.generated_tokens[position - num_prompt]
+
     def tokens_between(self, start: int, stop: int) -> NDArray[np.int32]:
         """Return the tokens at positions [start, stop), prompt and answer alike: [n] int32."""
         num_prompt = len(self.prompt_ids)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from torch.nn import functional as F  # noqa: N812 - torch's own convention
+from torch.nn import functional as F
 
 from engine.attention.interface import AttentionOptions
 from engine.batch import BatchInputs
@@ -106,7 +106,11 @@ class TorchReferenceBackend:
         for span in self._spans:
             rows = slice(span.first_query, span.first_query + span.num_queries)
             # [Hkv, G, q, D]: heads that share keys stand together, so keys are never repeated.
-            grouped = query[rows].unflatten(1, (num_kv_heads, -1)).permute(1, 2, 0, 3)
+            grouped = (
+                query[rows]
+                .view(span.num_queries, num_kv_heads, -1, query.shape[2])
+                .permute(1, 2, 0, 3)
+            )
             span_keys = span.visible(keys, options.sliding_window).permute(1, 0, 2)
             span_values = span.visible(values, options.sliding_window).permute(1, 0, 2)
             result = _attend_span(grouped, span_keys, span_values, span, options)

@@ -52,7 +52,8 @@ class BlockManager:
         Returns:
             The copy that a partly matching block needs, if there is one.
         """
-        assert not request.block_ids and request.num_computed == 0
+        assert not request.block_ids
+        assert request.num_computed == 0
         if not self.allow_sharing:
             return None
         tokens = request.tokens_between(0, request.num_tokens - 1)
@@ -70,9 +71,7 @@ class BlockManager:
             request.num_cached_tokens = request.num_computed
         return copy
 
-    def _attach_partial(
-        self, request: RequestState, rest: NDArray[np.int32]
-    ) -> BlockCopy | None:
+    def _attach_partial(self, request: RequestState, rest: NDArray[np.int32]) -> BlockCopy | None:
         """Take a new block for a copy of the sibling that shares most of the next page."""
         if len(rest) == 0:
             return None
@@ -91,6 +90,12 @@ class BlockManager:
         request.block_ids.append(destination)
         request.num_computed += num_slots
         return BlockCopy(source, destination, num_slots)
+
+    def detach(self, request: RequestState) -> None:
+        """Undo `attach_prefix`: the request cannot start yet."""
+        for block_id in reversed(request.block_ids):
+            self.pool.free(block_id, is_cached=block_id in self.index)
+        self._empty(request)
 
     def extend(self, request: RequestState, num_tokens: int) -> bool:
         """Grow the block table to hold this many positions; all or nothing.
@@ -134,6 +139,9 @@ class BlockManager:
             if discard and self.pool.ref_count(block_id) == 1:
                 self.index.forget(block_id)
             self.pool.free(block_id, is_cached=block_id in self.index)
+        self._empty(request)
+
+    def _empty(self, request: RequestState) -> None:
         request.block_ids.clear()
         request.num_computed = 0
         request.num_indexed_blocks = 0

@@ -26,8 +26,8 @@ class BlockPool:
         self.num_free = num_blocks
         self._ref_counts = [0] * num_blocks
         self._head = num_blocks  # the list's sentinel is the index past the last block
-        self._next = [*range(1, num_blocks + 1), 0]
-        self._previous = [num_blocks, *range(num_blocks)]
+        self._next: list[int] = [*range(1, num_blocks + 1), 0]
+        self._previous: list[int] = [num_blocks, *range(num_blocks)]
 
     def ref_count(self, block_id: int) -> int:
         """Return how many block tables hold the block."""

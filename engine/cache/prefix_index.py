@@ -56,9 +56,7 @@ class PrefixIndex:
         """Return whether a block can be found."""
         return block_id in self._entry_of
 
-    def insert(
-        self, block_id: int, name: bytes, parent: bytes, tokens: NDArray[np.int32]
-    ) -> None:
+    def insert(self, block_id: int, name: bytes, parent: bytes, tokens: NDArray[np.int32]) -> None:
         """Make a block findable, unless another block has this content already.
 
         Args:

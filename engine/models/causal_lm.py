@@ -19,8 +19,12 @@ from engine.errors import UnsupportedModelError
 class CausalLM:
     """Runs one Hugging Face model over packed tokens."""
 
-    def __init__(self, hf_model: PreTrainedModel) -> None:
+    def __init__(self, hf_model: PreTrainedModel, *, max_model_tokens: int | None = None) -> None:
         """Wrap a model; it is put into eval mode.
+
+        Args:
+            hf_model: A causal language model.
+            max_model_tokens: Positions to use at most; None takes the model's own limit.
 
         Raises:
             UnsupportedModelError: The model cannot be run with an attention of ours.
@@ -30,7 +34,8 @@ class CausalLM:
                 f"{type(hf_model).__name__} does not use transformers' AttentionInterface, "
                 "so its attention cannot be run over a paged cache"
             )
-        hf_model.eval()
+        hf_model.train(False)
+        self._max_model_tokens = max_model_tokens
         self.hf_model = hf_model
         self._configs = _distinct_configs(hf_model)
         # Decoder layers carry a layer_idx too; marking them as well is harmless.
@@ -51,9 +56,10 @@ class CausalLM:
     @property
     def vocab_size(self) -> int:
         """Width of a row of logits."""
-        head = self.hf_model.get_output_embeddings()
-        if head is not None and hasattr(head, "weight"):
-            return int(head.weight.shape[0])
+        head: torch.nn.Module | None = self.hf_model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        weight = getattr(head, "weight", None)
+        if isinstance(weight, torch.Tensor):
+            return weight.shape[0]
         return int(self.text_config.vocab_size)
 
     @property
@@ -63,7 +69,12 @@ class CausalLM:
 
     @property
     def max_model_tokens(self) -> int | None:
-        """Positions the model knows; None if its configuration does not say."""
+        """Positions the model may use; None if neither its configuration nor the caller says."""
+        known = self._known_positions()
+        limits = [limit for limit in (known, self._max_model_tokens) if limit is not None]
+        return min(limits) if limits else None
+
+    def _known_positions(self) -> int | None:
         config = self.text_config
         for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
             value = getattr(config, name, None)

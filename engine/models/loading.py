@@ -66,4 +66,5 @@ def load_hf_model(
         use_safetensors=True,
         trust_remote_code=False,
     )
-    return model.to(target)
+    model.to(device=target)  # type: ignore[call-arg]  # transformers wraps an untyped method
+    return model

@@ -1,0 +1,43 @@
+"""Wires the parts of an engine together: the only place where one is built from the others.
+
+Runs on the caller's thread. Variants (scheduler, attention backend, runner) are chosen here and
+nowhere else, so that a step has no feature flags in it.
+"""
+
+from engine.attention.paged_attention import PagedAttention
+from engine.attention.select_backend import make_backend
+from engine.cache.block_manager import BlockManager
+from engine.cache.paged_cache import PagedCache
+from engine.input_builder import InputBuilder
+from engine.loop import StepParts
+from engine.models.causal_lm import CausalLM
+from engine.models.probe import ModelGeometry
+from engine.resolve import ResolvedConfig
+from engine.runners.eager import EagerRunner
+from engine.sampling.sampler import Sampler
+from engine.scheduler import SCHEDULERS
+
+
+def assemble(model: CausalLM, geometry: ModelGeometry, resolved: ResolvedConfig) -> StepParts:
+    """Build what computes a step, the cache's memory included."""
+    page_size = resolved.page_size
+    cache = PagedCache(
+        geometry.layers, resolved.num_blocks, page_size, dtype=model.dtype, device=model.device
+    )
+    backend = make_backend(resolved.attention, page_size)
+    blocks = BlockManager(
+        resolved.num_blocks, page_size, allow_sharing=resolved.allow_block_sharing
+    )
+    scheduler = SCHEDULERS[resolved.scheduler_type](
+        blocks,
+        max_batch_tokens=resolved.max_batch_tokens,
+        max_requests=resolved.max_requests_per_batch,
+        num_reserved_blocks=resolved.num_reserved_blocks,
+    )
+    return StepParts(
+        scheduler=scheduler,
+        input_builder=InputBuilder(page_size, model.device),
+        cache=cache,
+        runner=EagerRunner(model, PagedAttention(cache, backend, geometry.layer_indices)),
+        sampler=Sampler(return_logprobs=resolved.return_logprobs),
+    )

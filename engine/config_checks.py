@@ -1,0 +1,102 @@
+"""Refuses configuration values that are out of range or ask for what is not there, by name.
+
+Pure. No field is accepted and ignored: either something reads it, or a value other than its
+neutral one is refused here with a text that says why.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from engine.config import ContinuousBatchingConfig
+from engine.errors import UnsupportedConfigError
+from engine.scheduler import SCHEDULERS
+
+# Field -> (values that ask for nothing, what the others would need).
+REFUSED_FIELDS: dict[str, tuple[tuple[object, ...], str]] = {
+    "max_blocks_per_request": ((None, 0), "the decode fast path comes with the GPU kernels"),
+    "use_async_batching": ((None, False), "overlapped steps come with the GPU runners"),
+    "use_cuda_graph": ((None, False, (False, False)), "CUDA graphs come with the GPU runners"),
+    "q_padding_interval_size": ((0,), "padding comes with the CUDA graphs"),
+    "kv_padding_interval_size": ((0,), "padding comes with the CUDA graphs"),
+    "varlen_compile_config": ((None,), "compiled forwards are not there yet"),
+    "decode_compile_config": ((None,), "compiled forwards are not there yet"),
+    "default_compile_level": ((0,), "compiled forwards are not there yet"),
+    "cpu_offload_space": ((0, None), "preempted requests are recomputed, not swapped, so far"),
+    "cpu_offload_space_safety_threshold": ((0.8,), "it limits cpu_offload_space"),
+    "disable_nccl_graph_mixing": ((True,), "it concerns tensor parallelism on GPUs"),
+    "cpu_group_timeout": ((300.0,), "it concerns tensor parallelism"),
+}
+
+
+def _is_count(low: int) -> Callable[[object], bool]:
+    return lambda value: type(value) is int and value >= low
+
+
+def _is_fraction(*, zero: bool, one: bool) -> Callable[[object], bool]:
+    def check(value: object) -> bool:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not math.isfinite(value)
+        ):
+            return False
+        return (value > 0 or (zero and value == 0)) and (value < 1 or (one and value == 1))
+
+    return check
+
+
+def _is_bool(value: object) -> bool:
+    return type(value) is bool
+
+
+# Field -> (what it must be, its test); None is allowed where it is the default.
+_RANGES: dict[str, tuple[str, Callable[[object], bool]]] = {
+    "page_size": ("a whole number of at least 4", _is_count(4)),
+    "num_blocks": ("a whole number of at least 2", _is_count(2)),
+    "max_batch_tokens": ("a whole number of at least 1", _is_count(1)),
+    "max_memory_percent": ("a share: above 0, at most 1", _is_fraction(zero=False, one=True)),
+    "max_requests_per_batch": ("a whole number of at least 1", _is_count(1)),
+    "safety_margin": ("a share: at least 0, below 1", _is_fraction(zero=True, one=False)),
+    "max_queue_size": ("a whole number of at least 0", _is_count(0)),
+    "seed": ("a whole number", lambda value: type(value) is int),
+    "allow_block_sharing": ("true or false", _is_bool),
+    "return_logprobs": ("true or false", _is_bool),
+    "auto_switch_to_flash": ("true or false", _is_bool),
+    "per_request_processors": ("true or false", _is_bool),
+    "drop_unsupported_processors": ("true or false", _is_bool),
+    "scheduler_type": (f"one of {', '.join(SCHEDULERS)}", lambda value: value in SCHEDULERS),
+}
+_OPTIONAL = frozenset(
+    {
+        "num_blocks",
+        "max_batch_tokens",
+        "max_memory_percent",
+        "max_requests_per_batch",
+        "safety_margin",
+        "seed",
+    }
+)
+
+
+def check_config(config: ContinuousBatchingConfig, device: torch.device) -> None:
+    """Refuse what cannot be honoured.
+
+    Raises:
+        UnsupportedConfigError: Names the field, its value and what it may be.
+    """
+    for field, (expected, is_valid) in _RANGES.items():
+        value = getattr(config, field)
+        if not is_valid(value) and not (value is None and field in _OPTIONAL):
+            raise UnsupportedConfigError(
+                f"{field} is {value!r}; it must be {expected}", field=field
+            )
+    for field, (neutral, reason) in REFUSED_FIELDS.items():
+        value = getattr(config, field)
+        if value not in neutral:
+            raise UnsupportedConfigError(
+                f"{field} is {value!r}, which is not supported on {device.type} by this version: "
+                f"{reason}; leave it at {neutral[0]!r}",
+                field=field,
+            )

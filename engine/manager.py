@@ -1,0 +1,308 @@
+"""`ContinuousBatchingManager`: the thread-safe front door of an engine.
+
+Runs on callers' threads. What it hands over belongs to the engine thread: requests through
+`Submitter`, results back through `ResultStore` or a handler, the thread's life in `EngineThread`.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+from transformers import GenerationConfig
+
+from engine.admission import AdmissionGate
+from engine.assembly import assemble
+from engine.config import ContinuousBatchingConfig, WorkloadHints
+from engine.engine_thread import EngineThread
+from engine.loop import Channels, EngineLoop
+from engine.mailbox import Mailbox
+from engine.models.servable import ServableModel
+from engine.output_router import OutputRouter, ResultHandler
+from engine.pause import PauseGate
+from engine.requests import GenerationOutput
+from engine.resolve import resolve_config
+from engine.result_store import ResultStore
+from engine.sampling.parameters import SamplingLimits
+from engine.sampling.unsupported import check_generation_config
+from engine.statistics import EngineStatistics, read_statistics
+from engine.submission import DeliveryOptions, Submitter
+
+logger = logging.getLogger(__name__)
+
+
+class ContinuousBatchingManager:
+    """Submits requests to an engine, returns their results, starts and stops its thread.
+
+    Not built directly: see `ContinuousMixin.init_continuous_batching`,
+    `continuous_batching_context_manager` and `generate_batch`.
+    """
+
+    def __init__(
+        self,
+        model: ServableModel,
+        generation_config: GenerationConfig,
+        continuous_batching_config: ContinuousBatchingConfig,
+        workload_hints: WorkloadHints | None = None,
+    ) -> None:
+        """Resolve the configuration and allocate the cache; the thread is not started.
+
+        Args:
+            model: The model to run.
+            generation_config: Defaults of the requests' parameters.
+            continuous_batching_config: Settings of the engine; not changed.
+            workload_hints: What is known of the work to come.
+
+        Raises:
+            UnsupportedConfigError: A setting cannot be honoured.
+            CacheTooSmallError: The memory left holds too few blocks.
+        """
+        check_generation_config(
+            generation_config, continuous_batching_config.drop_unsupported_processors
+        )
+        self.model = model
+        self.generation_config = generation_config
+        self.resolved_config = resolve_config(
+            continuous_batching_config,
+            workload_hints or WorkloadHints(),
+            model.causal_lm,
+            model.geometry,
+        )
+        self.limits = SamplingLimits(
+            vocab_size=model.causal_lm.vocab_size,
+            max_model_tokens=self.resolved_config.max_model_tokens,
+            seed=self.resolved_config.seed,
+        )
+        self.warmed_up = False
+        mailbox = Mailbox()
+        self._mailbox = mailbox
+        self._store = ResultStore()
+        self._router = OutputRouter(self._store)
+        self._pause = PauseGate(mailbox.poke)
+        gate = AdmissionGate(self.resolved_config.max_queue_size)
+        self._submitter = Submitter(generation_config, self.limits, mailbox, gate)
+        self._channels = Channels(mailbox, gate, self._pause, self._router)
+        self._thread = EngineThread(self._build_loop, self._channels)
+
+    def add_request(
+        self,
+        input_ids: list[int],
+        request_id: str | None = None,
+        max_new_tokens: int | None = None,
+        streaming: bool = False,
+        record_timestamps: bool = False,
+        eos_token_id: int | list[int] | None = None,
+        **logit_processor_kwargs: Any,
+    ) -> str:
+        """Submit one request; never blocks.
+
+        Args:
+            input_ids: The prompt's token ids, copied.
+            request_id: A name for it, unique among those that have not ended; None makes one.
+            max_new_tokens: Longest answer, in tokens; None: the generation configuration's, or what
+                fits.
+            streaming: Deliver an output for every token, not only at the end.
+            record_timestamps: Note when each token was accepted.
+            eos_token_id: Tokens that end the answer; None: the generation configuration's, -1 none.
+            **logit_processor_kwargs: Sampling parameters, see `SamplingParams`.
+
+        Returns:
+            The request's id.
+
+        Raises:
+            InvalidRequestError: An argument is unknown, of the wrong type or out of range.
+            PromptTooLongError: It cannot fit the context.
+            DuplicateRequestError: The id is in use.
+            QueueFullError: max_queue_size requests wait already.
+            EngineStoppingError: The engine stops.
+            EngineDeadError: The engine died.
+        """
+        options = {
+            **logit_processor_kwargs,
+            "max_new_tokens": max_new_tokens,
+            "eos_token_id": eos_token_id,
+        }
+        delivery = DeliveryOptions(streaming, record_timestamps)
+        request = self._submitter.make(input_ids, request_id, delivery, options)
+        self._submitter.post(request, in_turn=False)
+        return request.request_id
+
+    def add_requests(
+        self,
+        inputs: list[list[int]],
+        max_new_tokens: int | None = None,
+        streaming: bool = False,
+        record_timestamps: bool = False,
+        **logit_processor_kwargs: Any,
+    ) -> list[str]:
+        """Submit several requests with the same parameters, waiting for a place in the queue.
+
+        All are checked before the first is submitted.
+
+        Returns:
+            Their ids, in the order of the inputs.
+
+        Raises:
+            InvalidRequestError: See `add_request`.
+            PromptTooLongError: See `add_request`.
+            EngineStoppingError: The engine stops, or the queue is full and nothing empties it.
+            EngineDeadError: The engine died.
+        """
+        options = {**logit_processor_kwargs, "max_new_tokens": max_new_tokens}
+        delivery = DeliveryOptions(streaming, record_timestamps)
+        requests = [self._submitter.make(ids, None, delivery, options) for ids in inputs]
+        for request in requests:
+            # Nothing empties the queue before start(): waiting for a place would be for ever.
+            self._submitter.post(request, in_turn=self.is_running())
+        return [request.request_id for request in requests]
+
+    def cancel_request(self, request_id: str) -> None:
+        """End a request; its terminal output has status CANCELLED. Unknown ids are ignored."""
+        self._mailbox.post_cancel(request_id)
+
+    def get_result(
+        self, request_id: str | None = None, timeout: float | None = None
+    ) -> GenerationOutput | None:
+        """Take the oldest output that no handler took.
+
+        Args:
+            request_id: Whose output; None takes anyone's.
+            timeout: How long to wait, in seconds; None waits as long as one may come.
+
+        Returns:
+            The output, or None if there is none in time or none can come any more.
+        """
+        return self._store.get(request_id, timeout, lambda: self._may_come(request_id))
+
+    def __iter__(self) -> Iterator[GenerationOutput]:
+        """Yield outputs that no handler takes until every request has ended."""
+        while (output := self._store.get(may_come=self._any_may_come)) is not None:
+            yield output
+
+    def request_id_iter(self, request_id: str) -> Iterator[GenerationOutput]:
+        """Yield one request's outputs, to its terminal one; blocks in between."""
+        while (output := self.get_result(request_id)) is not None:
+            yield output
+            if output.is_finished():
+                return
+
+    def register_result_handler(self, request_id: str, callback: ResultHandler) -> None:
+        """Have a request's outputs delivered to a callback on the running event loop.
+
+        Register before adding the request, or its first outputs go to `get_result`. The handler is
+        dropped after the terminal output.
+
+        Raises:
+            RuntimeError: No event loop runs in this thread.
+        """
+        self._router.register(request_id, callback)
+
+    def unregister_result_handler(self, request_id: str) -> None:
+        """Forget a handler whose request was not accepted after all."""
+        self._router.unregister(request_id)
+
+    def start(self) -> None:
+        """Start the engine thread.
+
+        Raises:
+            RuntimeError: The manager was destroyed.
+        """
+        self._thread.start()
+
+    def stop(
+        self,
+        block: bool = True,
+        timeout: float | None = None,
+        keep_for_next_session: bool = False,
+        hard_stop: bool = False,
+    ) -> None:
+        """Stop the engine thread; it takes no requests from now on.
+
+        Args:
+            block: Wait until it has stopped.
+            timeout: How long to wait, in seconds; it goes on stopping if that is not enough.
+            keep_for_next_session: Keep the cache, and the manager on the model, for a next start.
+            hard_stop: Fail what is unfinished at the next step instead of finishing it.
+
+        Raises:
+            RuntimeError: Called inside this thread's own pause, where it could never end.
+        """
+        if keep_for_next_session:
+            self.model.cached_manager = self
+        self._thread.stop(hard=hard_stop, keep=keep_for_next_session, block=block, timeout=timeout)
+
+    def join(self, stop_trigger_time: float, timeout: float | None = None) -> None:
+        """Wait for the engine thread to end.
+
+        Args:
+            stop_trigger_time: When the stop was asked for (`time.perf_counter`), for the log.
+            timeout: How long to wait, in seconds.
+        """
+        self._thread.join(stop_trigger_time, timeout)
+
+    def destroy(self) -> None:
+        """Stop for good and give the memory back; may be called again."""
+        self._thread.destroy()
+        if self.model.cached_manager is self:
+            self.model.cached_manager = None
+
+    def is_running(self) -> bool:
+        """Return whether the engine thread was started and has not ended."""
+        return self._thread.is_alive
+
+    def pause(self) -> AbstractContextManager[None]:
+        """Hold the engine between two steps, so that the calling thread may use the model.
+
+        Requests and cache are kept. Several threads may hold at once; the engine goes on when the
+        last leaves.
+
+        Raises:
+            RuntimeError: On entering, if the engine does not run.
+        """
+        return self._pause.hold()
+
+    def warmup(self) -> None:
+        """Run a request that is delivered to nobody, so that the first real one is not slower."""
+        loop = self._thread.loop_to_warm_up()
+        if loop is None:
+            logger.warning("warmup() comes before start()")
+            return
+        loop.warm_up(self.limits)
+        self.warmed_up = True
+
+    def switch_to_cb_friendly_attn(
+        self, model: ServableModel, auto_switch_to_flash: bool = True
+    ) -> None:
+        """Check that a model's attention can be run over the paged cache.
+
+        Nothing is switched for good: the engine's attention is in place during its forwards only.
+
+        Args:
+            model: A model taken over by `wrap` or `load`, or a Hugging Face model.
+            auto_switch_to_flash: Has no say here; the configuration's field of this name decides.
+
+        Raises:
+            UnsupportedModelError: It cannot.
+        """
+
+    def statistics(self) -> EngineStatistics:
+        """Return what the engine holds at this moment."""
+        return read_statistics(self._thread.loop, self._mailbox)
+
+    @property
+    def fatal_error(self) -> BaseException | None:
+        """What killed the engine thread, or None."""
+        return self._thread.fatal_error
+
+    def _build_loop(self) -> EngineLoop:
+        parts = assemble(self.model.causal_lm, self.model.geometry, self.resolved_config)
+        return EngineLoop(parts, self._channels)
+
+    def _may_come(self, request_id: str | None) -> bool:
+        """Return whether outputs may come: of a request that has not ended, or of a new one."""
+        if not self._thread.is_turning:
+            return False
+        return request_id is None or self._mailbox.is_live(request_id)
+
+    def _any_may_come(self) -> bool:
+        return self._thread.is_turning and self._mailbox.num_live > 0

@@ -1,0 +1,185 @@
+"""`ContinuousMixin`: the documented entry points, on any class that is a `ServableModel`.
+
+Runs on the caller's thread. transformers' own models inherit a class of the same name; ours sits on
+`PagedModel` instead of being patched onto theirs, so both can be used side by side.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tqdm import tqdm
+from transformers import GenerationConfig
+
+from engine.config import ContinuousBatchingConfig, WorkloadHints
+from engine.errors import EngineDeadError, UnsupportedConfigError
+from engine.manager import ContinuousBatchingManager
+from engine.models.causal_lm import CausalLM
+from engine.models.probe import ModelGeometry
+from engine.requests import GenerationOutput
+
+logger = logging.getLogger(__name__)
+
+
+class ContinuousMixin:
+    """Continuous batching for a model.
+
+    Attributes:
+        causal_lm: Runs packed tokens.
+        geometry: The model's attention layers.
+        generation_config: Defaults of the requests' parameters.
+        cached_manager: The manager that was kept for a next session, or None.
+    """
+
+    causal_lm: CausalLM
+    geometry: ModelGeometry
+    generation_config: GenerationConfig
+    cached_manager: ContinuousBatchingManager | None = None
+
+    def init_continuous_batching(
+        self,
+        generation_config: GenerationConfig | None = None,
+        continuous_batching_config: ContinuousBatchingConfig | None = None,
+        workload_hints: WorkloadHints | None = None,
+    ) -> ContinuousBatchingManager:
+        """Return a manager; it is not started.
+
+        A manager kept by `stop(keep_for_next_session=True)` is returned as it is, its arguments
+        with it.
+
+        Args:
+            generation_config: Defaults of the requests' parameters; None takes the model's.
+            continuous_batching_config: Settings of the engine; None takes the defaults.
+            workload_hints: What is known of the work to come.
+
+        Raises:
+            UnsupportedConfigError: A setting cannot be honoured.
+            CacheTooSmallError: The memory left holds too few blocks.
+        """
+        if self.cached_manager is not None:
+            if generation_config is not None or continuous_batching_config is not None:
+                logger.warning("the kept manager is used; the new configurations are not")
+            return self.cached_manager
+        return ContinuousBatchingManager(
+            self,
+            generation_config or self.generation_config,
+            continuous_batching_config or ContinuousBatchingConfig(),
+            workload_hints,
+        )
+
+    def destroy_cached_continuous_batching_manager(self) -> None:
+        """Destroy the kept manager, if there is one."""
+        if self.cached_manager is not None:
+            self.cached_manager.destroy()
+
+    @contextmanager
+    def continuous_batching_context_manager(  # noqa: PLR0913 - the documented signature
+        self,
+        generation_config: GenerationConfig | None = None,
+        block: bool = True,
+        timeout: float | None = None,
+        continuous_batching_config: ContinuousBatchingConfig | None = None,
+        persistent_manager: bool = False,
+        warmup: bool = True,
+        workload_hints: WorkloadHints | None = None,
+    ) -> Iterator[ContinuousBatchingManager]:
+        """Yield a running manager; it finishes what it has accepted before the block is left.
+
+        Args:
+            generation_config: See `init_continuous_batching`.
+            block: Wait for it to stop.
+            timeout: How long to wait, in seconds.
+            continuous_batching_config: See `init_continuous_batching`.
+            persistent_manager: Keep the manager and its cache for the next call.
+            warmup: Run a dummy request first.
+            workload_hints: See `init_continuous_batching`.
+        """
+        manager = self.init_continuous_batching(
+            generation_config, continuous_batching_config, workload_hints
+        )
+        if warmup and not manager.warmed_up:
+            manager.warmup()
+        manager.start()
+        try:
+            yield manager
+        finally:
+            if manager.is_running():
+                manager.stop(block, timeout, keep_for_next_session=persistent_manager)
+            if not persistent_manager and not manager.is_running():
+                manager.destroy()
+
+    def generate_batch(  # noqa: PLR0913 - the documented signature
+        self,
+        inputs: list[list[int]],
+        generation_config: GenerationConfig | None = None,
+        continuous_batching_config: ContinuousBatchingConfig | None = None,
+        record_timestamps: bool = False,
+        progress_bar: bool = False,
+        persistent_manager: bool = False,
+        warmup: bool = True,
+        **kwargs: Any,
+    ) -> dict[str, GenerationOutput]:
+        """Generate an answer for each prompt, all together.
+
+        Args:
+            inputs: Prompts as token ids.
+            generation_config: Defaults of the requests' parameters; None takes the model's.
+            continuous_batching_config: Settings of the engine; None takes the defaults.
+            record_timestamps: Note when each token was accepted.
+            progress_bar: Show how many requests have ended.
+            persistent_manager: Keep the manager and its cache for the next call.
+            warmup: Run a dummy request first.
+            **kwargs: max_new_tokens and sampling parameters, for all requests alike.
+
+        Returns:
+            Request id -> terminal output, in the order of the inputs. A request that failed is in
+            it too, with its `error`.
+
+        Raises:
+            InvalidRequestError: A prompt or a keyword is wrong; nothing was generated.
+            PromptTooLongError: A prompt does not fit; nothing was generated.
+            EngineDeadError: The engine died.
+        """
+        if not inputs:
+            return {}
+        _check_return_sequences(generation_config or self.generation_config)
+        hints = WorkloadHints(
+            max_prompt_length=max(len(prompt) for prompt in inputs),
+            max_generated_length=kwargs.get("max_new_tokens") or 0,
+            num_requests=len(inputs),
+        )
+        with self.continuous_batching_context_manager(
+            generation_config,
+            continuous_batching_config=continuous_batching_config,
+            persistent_manager=persistent_manager,
+            warmup=warmup,
+            workload_hints=hints,
+        ) as manager:
+            ids = manager.add_requests(inputs, record_timestamps=record_timestamps, **kwargs)
+            return _collect(manager, ids, progress_bar=progress_bar)
+
+
+def _collect(
+    manager: ContinuousBatchingManager, request_ids: list[str], *, progress_bar: bool
+) -> dict[str, GenerationOutput]:
+    """Wait for the terminal output of each request."""
+    outputs: dict[str, GenerationOutput] = {}
+    for request_id in tqdm(request_ids, disable=not progress_bar, unit="request"):
+        output = manager.get_result(request_id)
+        if output is None or manager.fatal_error is not None:
+            raise EngineDeadError(f"the engine died: {manager.fatal_error}") from (
+                manager.fatal_error
+            )
+        outputs[request_id] = output
+    return outputs
+
+
+def _check_return_sequences(generation_config: GenerationConfig) -> None:
+    count = generation_config.num_return_sequences
+    if count is not None and count != 1:
+        raise UnsupportedConfigError(
+            f"num_return_sequences is {count}; several answers to one prompt are not there yet: "
+            "repeat the prompt in inputs",
+            field="num_return_sequences",
+        )

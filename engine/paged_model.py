@@ -1,0 +1,106 @@
+"""`PagedModel`: a Hugging Face model taken over by the engine, and the two ways to make one.
+
+Runs on the caller's thread. Composition: the Hugging Face model stays what it is, `hf_model`, and
+can be used as before whenever no forward of the engine runs.
+"""
+
+from pathlib import Path
+
+import torch
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
+
+from engine.mixin import ContinuousMixin
+from engine.models.causal_lm import CausalLM
+from engine.models.loading import load_hf_model
+from engine.models.probe import probe_geometry, self_check
+
+
+class PagedModel(ContinuousMixin):
+    """A causal language model that generates over a paged cache.
+
+    Attributes:
+        hf_model: The Hugging Face model.
+        generation_config: Defaults of the requests' parameters.
+        self_check_error: Largest relative difference between its logits over a paged cache and by
+            itself, measured when it was taken over.
+    """
+
+    def __init__(self, hf_model: PreTrainedModel, *, max_model_tokens: int | None = None) -> None:
+        """Probe a model's attention layers and check that they can be served.
+
+        Args:
+            hf_model: A causal language model; it is put into eval mode.
+            max_model_tokens: Positions to use at most; None takes the model's own limit.
+
+        Raises:
+            UnsupportedModelError: Its attention is of another kind.
+        """
+        self.hf_model = hf_model
+        self.causal_lm = CausalLM(hf_model, max_model_tokens=max_model_tokens)
+        self.geometry = probe_geometry(self.causal_lm)
+        self.self_check_error = self_check(self.causal_lm, self.geometry)
+        self.generation_config: GenerationConfig = hf_model.generation_config
+
+    @property
+    def config(self) -> PretrainedConfig:
+        """The Hugging Face configuration."""
+        return self.hf_model.config
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.causal_lm.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights."""
+        return self.causal_lm.dtype
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of a row of logits; token ids lie in [0, vocab_size)."""
+        return self.causal_lm.vocab_size
+
+    @property
+    def max_model_tokens(self) -> int | None:
+        """Positions one request may use; None if the configuration does not say."""
+        return self.causal_lm.max_model_tokens
+
+
+def wrap(hf_model: PreTrainedModel, *, max_model_tokens: int | None = None) -> PagedModel:
+    """Take over a Hugging Face model that is loaded already.
+
+    Args:
+        hf_model: A causal language model.
+        max_model_tokens: Positions to use at most; None takes the model's own limit.
+
+    Raises:
+        UnsupportedModelError: Its attention cannot be run over a paged cache.
+    """
+    return PagedModel(hf_model, max_model_tokens=max_model_tokens)
+
+
+def load(
+    path: str | Path,
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "auto",
+    revision: str | None = None,
+    max_model_tokens: int | None = None,
+) -> PagedModel:
+    """Load a model from a local folder or a hub name and take it over.
+
+    Args:
+        path: Local folder or hub name.
+        dtype: "auto", "float32", "bfloat16", "float16" or a torch dtype; auto is float32 on a CPU.
+        device: "auto", "cpu", "cuda", ...; auto takes a CUDA device where there is one.
+        revision: Hub revision.
+        max_model_tokens: Positions to use at most; None takes the model's own limit.
+
+    Raises:
+        OSError: There is no such model.
+        ValueError: dtype is unknown.
+        UnsupportedModelError: Its attention cannot be run over a paged cache.
+    """
+    hf_model = load_hf_model(path, dtype=dtype, device=device, revision=revision)
+    return wrap(hf_model, max_model_tokens=max_model_tokens)

@@ -1,0 +1,53 @@
+"""What an engine holds at one moment, for health checks, metrics and tests.
+
+Read from any thread without a lock: each number is one read of a counter that the engine thread
+writes, so together they may straddle a step.
+"""
+
+from dataclasses import dataclass
+
+from engine.loop import EngineLoop
+from engine.mailbox import Mailbox
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatistics:
+    """Counters of an engine.
+
+    Attributes:
+        num_live: Requests accepted and not ended.
+        num_waiting: Of these, those that hold no blocks, preempted ones included.
+        num_running: Of these, those that hold blocks.
+        num_blocks: Blocks in the cache.
+        num_free_blocks: Blocks that no request holds; many of them still hold findable prefixes.
+        num_cached_blocks: Blocks that the prefix index can find.
+        num_preemptions: How often a request's blocks were taken.
+        num_steps: Steps since the loop was built.
+    """
+
+    num_live: int = 0
+    num_waiting: int = 0
+    num_running: int = 0
+    num_blocks: int = 0
+    num_free_blocks: int = 0
+    num_cached_blocks: int = 0
+    num_preemptions: int = 0
+    num_steps: int = 0
+
+
+def read_statistics(loop: EngineLoop | None, mailbox: Mailbox) -> EngineStatistics:
+    """Return the counters; zeros for an engine that has stopped."""
+    if loop is None:
+        return EngineStatistics(num_live=mailbox.num_live)
+    scheduler = loop.scheduler
+    num_live, num_running = mailbox.num_live, len(scheduler.running)
+    return EngineStatistics(
+        num_live=num_live,
+        num_waiting=max(0, num_live - num_running),
+        num_running=num_running,
+        num_blocks=scheduler.blocks.pool.num_blocks,
+        num_free_blocks=scheduler.blocks.pool.num_free,
+        num_cached_blocks=len(scheduler.blocks.index),
+        num_preemptions=scheduler.num_preemptions,
+        num_steps=loop.num_steps,
+    )

@@ -130,8 +130,8 @@ def _run(options: argparse.Namespace) -> int:
         check_address(settings.server)
     # The command's module brings the model library with it, seconds that help need not wait for.
     module = importlib.import_module(COMMANDS[options.command])
-    module.run(settings)
-    return 0
+    status: int = module.run(settings)
+    return status
 
 
 def _named_overrides(options: argparse.Namespace) -> list[str]:

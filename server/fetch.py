@@ -5,11 +5,12 @@ from server.default_model import prepare_default_model
 from server.settings import Settings, cache_folder
 
 
-def run(settings: Settings) -> None:
-    """Download, convert and verify the default model, then print its folder.
+def run(settings: Settings) -> int:
+    """Download, convert and verify the default model, then print its folder; return 0.
 
     Raises:
         StartupError: One line that says what is missing and what to do.
     """
     del settings  # nothing in them concerns the default model
     output_console().print(str(prepare_default_model(cache_folder(), verify=True)))
+    return 0

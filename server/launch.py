@@ -9,12 +9,13 @@ seconds. Each failure becomes one `StartupError`; engine errors are caught for t
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 import engine
-from engine import ContinuousBatchingConfig, ContinuousBatchingManager, EngineError, PagedModel
+from engine import ContinuousBatchingConfig, EngineError, PagedModel
 from server.app import create_app
 from server.console import configure_logging, print_configuration, print_listening, print_notice
 from server.model_store import StoredModel, find_model
@@ -28,8 +29,8 @@ from server.settings import (
 from server.startup_errors import ModelUnavailableError, StartupError
 
 
-def run(settings: Settings) -> None:
-    """Serve until SIGINT or SIGTERM.
+def run(settings: Settings) -> int:
+    """Serve until SIGINT or SIGTERM and return the exit status.
 
     Raises:
         SettingsError: A key of [engine] does not exist or holds a value of the wrong kind.
@@ -45,7 +46,13 @@ def run(settings: Settings) -> None:
         tokenizer = load_tokenizer(settings, stored)
         manager = model.init_continuous_batching(continuous_batching_config=config)
     print_configuration(manager.resolved_config.describe())
-    _serve(settings, model, manager, tokenizer)
+    name = settings.model.served_names[0]
+    try:
+        app = create_app(settings, model, manager, tokenizer)
+        # The application starts and warms up the engine, and stops it at the end.
+        return run_server(app, settings.server, partial(print_listening, model_name=name))
+    finally:
+        manager.destroy()
 
 
 def engine_config(settings: Settings) -> ContinuousBatchingConfig:
@@ -94,28 +101,13 @@ def _with_model(settings: Settings, stored: StoredModel) -> Settings:
 def _load(settings: Settings, stored: StoredModel) -> PagedModel:
     try:
         return engine.load(
-            str(stored.folder), dtype=settings.model.dtype, device=settings.model.device
+            stored.folder,
+            dtype=settings.model.dtype,
+            device=settings.model.device,
+            max_model_tokens=settings.model.max_model_tokens or None,
         )
     except OSError as error:
         raise ModelUnavailableError(f"{stored.folder} cannot be loaded: {error}") from error
-
-
-def _serve(
-    settings: Settings,
-    model: PagedModel,
-    manager: ContinuousBatchingManager,
-    tokenizer: PreTrainedTokenizerBase,
-) -> None:
-    name = settings.model.served_names[0]
-    try:
-        with _startup_errors():
-            manager.start()
-            manager.warmup()
-        app = create_app(settings, model, manager, tokenizer)
-        run_server(app, settings.server, lambda host, port: print_listening(host, port, name))
-    finally:
-        manager.stop(block=True, timeout=settings.server.shutdown_timeout_seconds)
-        manager.destroy()
 
 
 @contextmanager

@@ -1,0 +1,117 @@
+"""The one place where HTTP requests become engine requests.
+
+`submit` registers the result handler first and adds the request second, so that no output can be
+lost; nobody else calls either. Knows every open stream, so that a shutdown can end them. Event
+loop only.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from engine import GenerationOutput
+from server.completion_stream import CompletionStream
+
+
+class ResolvedLimits(Protocol):
+    """The part of the engine's resolved configuration that the server reads."""
+
+    @property
+    def max_model_tokens(self) -> int:
+        """Prompt and answer together, in tokens."""
+
+
+class Manager(Protocol):
+    """The part of `engine.ContinuousBatchingManager` that the server uses."""
+
+    @property
+    def resolved_config(self) -> ResolvedLimits:
+        """The configuration the engine runs with."""
+
+    @property
+    def fatal_error(self) -> BaseException | None:
+        """The error that ended the loop, if one did."""
+
+    def start(self) -> None:
+        """Start the engine thread."""
+
+    def warmup(self) -> None:
+        """Run once what the first request would otherwise wait for."""
+
+    def stop(self, block: bool = True, timeout: float | None = None) -> None:
+        """End the engine thread."""
+
+    def is_running(self) -> bool:
+        """Return whether the engine takes requests."""
+
+    def add_request(
+        self,
+        input_ids: list[int],
+        request_id: str | None = None,
+        max_new_tokens: int | None = None,
+        streaming: bool = False,
+        **sampling: Any,
+    ) -> str:
+        """Hand a request over; raises at once if it cannot be taken."""
+
+    def register_result_handler(
+        self, request_id: str, callback: Callable[[GenerationOutput], None]
+    ) -> None:
+        """Have the outputs of a request delivered to the running event loop."""
+
+    def unregister_result_handler(self, request_id: str) -> None:
+        """Forget the handler of a request that was not taken."""
+
+    def cancel_request(self, request_id: str) -> None:
+        """End a request early."""
+
+
+class EngineClient:
+    """Submits requests to the engine and keeps their streams."""
+
+    def __init__(self, manager: Manager) -> None:
+        """Use a manager whose life somebody else rules."""
+        self._manager = manager
+        self._open: set[CompletionStream] = set()
+
+    @property
+    def num_open(self) -> int:
+        """Requests that have neither ended nor been given up."""
+        return len(self._open)
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether the engine runs and takes requests."""
+        return self._manager.fatal_error is None and self._manager.is_running()
+
+    def submit(
+        self, request_id: str, input_ids: Sequence[int], arguments: dict[str, Any]
+    ) -> CompletionStream:
+        """Start a request and return the stream of its tokens.
+
+        Args:
+            request_id: Unique in the process.
+            input_ids: The prompt.
+            arguments: Further keywords of `add_request`.
+
+        Raises:
+            InvalidRequestError, PromptTooLongError, QueueFullError, EngineStoppingError,
+            EngineDeadError: The engine does not take it; nothing is left behind.
+        """
+        stream = CompletionStream(
+            request_id, cancel=self._manager.cancel_request, on_end=self._open.discard
+        )
+        self._manager.register_result_handler(request_id, stream.feed)
+        try:
+            self._manager.add_request(
+                list(input_ids), request_id=request_id, streaming=True, **arguments
+            )
+        except BaseException:
+            self._manager.unregister_result_handler(request_id)
+            raise
+        self._open.add(stream)
+        return stream
+
+    def abort_all(self, error: BaseException) -> None:
+        """End every open stream with an error; its reader gets it at once."""
+        for stream in list(self._open):
+            stream.fail(error)

@@ -1,0 +1,45 @@
+"""The description of request bodies in /openapi.json.
+
+Bodies are read by `server.request_body` and not by the framework, which would accept NaN and hold
+the event loop; so their schemas are added here. Pure.
+"""
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+
+from api_schemas import ChatCompletionRequest, CompletionRequest
+
+REF_TEMPLATE = "#/components/schemas/{model}"
+BODIES: tuple[type[BaseModel], ...] = (ChatCompletionRequest, CompletionRequest)
+
+
+def describe_body(model: type[BaseModel]) -> dict[str, Any]:
+    """Return the part of a route's description that names its body."""
+    schema = {"$ref": REF_TEMPLATE.format(model=model.__name__)}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def install_openapi(app: FastAPI) -> None:
+    """Let the application describe the bodies it reads by itself."""
+
+    def describe() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _with_bodies(
+                get_openapi(title=app.title, version=app.version, routes=app.routes)
+            )
+        return app.openapi_schema
+
+    app.openapi = describe  # type: ignore[method-assign]
+
+
+def _with_bodies(document: dict[str, Any]) -> dict[str, Any]:
+    """Add the body schemas and what they refer to."""
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    for body in BODIES:
+        schema = body.model_json_schema(ref_template=REF_TEMPLATE)
+        schemas.update(schema.pop("$defs", {}))
+        schemas[body.__name__] = schema
+    return document

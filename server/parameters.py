@@ -1,0 +1,180 @@
+"""From wire names to the arguments of `add_request`, written once for both endpoints.
+
+Checks what depends on the server's limits or on the length of the prompt; plain ranges were
+checked by the schemas, token ids are by the engine. Pure.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from api_schemas import ChatCompletionRequest, CompletionRequest, SamplingFields
+from server.request_errors import ContextLengthError, RequestError
+from server.text_stream import TextOptions
+
+DEFAULT_COMPLETION_TOKENS = 16
+OPENAI_DEFAULTS: Mapping[str, Any] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """What one request may ask for, and what it gets when it doesn't say.
+
+    Attributes:
+        max_model_tokens: Prompt and answer together, in tokens.
+        max_choices: Largest n.
+        max_prompts: Most prompts in one request.
+        max_top_logprobs: Most alternatives per token.
+        max_stop_strings: Most stop strings.
+        sampling_defaults: `add_request` arguments used where the request is silent; what is
+            missing here too is the engine's to decide, from generation_config.json.
+    """
+
+    max_model_tokens: int
+    max_choices: int = 16
+    max_prompts: int = 128
+    max_top_logprobs: int = 20
+    max_stop_strings: int = 16
+    sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+def sampling_defaults(policy: str, generation_config: Any) -> dict[str, Any]:
+    """Return the defaults for requests that leave sampling open.
+
+    Args:
+        policy: "openai" or "model", the setting `model.sampling_defaults`.
+        generation_config: The model's. It rules under "model" as far as it says anything: one
+            that names neither do_sample nor a temperature leaves OpenAI's temperature of 1.
+    """
+    if policy == "openai":
+        return dict(OPENAI_DEFAULTS)
+    if getattr(generation_config, "do_sample", None) is not None:
+        return {}
+    temperature = getattr(generation_config, "temperature", None)
+    return {"temperature": 1.0 if temperature is None else float(temperature)}
+
+
+def check_limits(body: SamplingFields, limits: RequestLimits) -> None:
+    """Refuse what exceeds the operator's limits.
+
+    Raises:
+        RequestError: Names the field and the limit.
+    """
+    if body.n > limits.max_choices:
+        raise RequestError(f"n is at most {limits.max_choices} on this server.", param="n")
+    if len(body.stop) > limits.max_stop_strings:
+        message = f"stop has at most {limits.max_stop_strings} entries on this server."
+        raise RequestError(message, param="stop")
+    name, asked = _asked_logprobs(body)
+    if asked is not None and asked > limits.max_top_logprobs:
+        message = f"{name} is at most {limits.max_top_logprobs} on this server."
+        raise RequestError(message, param=name)
+    if isinstance(body, CompletionRequest) and len(body.prompt) > limits.max_prompts:
+        message = f"prompt has at most {limits.max_prompts} entries on this server."
+        raise RequestError(message, param="prompt")
+
+
+def to_request_kwargs(
+    body: SamplingFields, *, num_prompt_tokens: int, choice: int, limits: RequestLimits
+) -> dict[str, Any]:
+    """Return the keyword arguments of `add_request` for one choice of one prompt.
+
+    Args:
+        body: The request.
+        num_prompt_tokens: Length of the prompt, in tokens.
+        choice: Number of the choice among n; choice k draws from seed + k.
+        limits: What the server allows.
+
+    Raises:
+        RequestError: The lengths don't fit together.
+    """
+    asked = {
+        "max_new_tokens": _max_new_tokens(body, num_prompt_tokens, limits),
+        **_sampling_arguments(body),
+        "seed": None if body.seed is None else (body.seed + choice) % 2**63,
+        "logit_bias": body.logit_bias or None,
+        "stop_token_ids": body.stop_token_ids or None,
+        "min_new_tokens": body.min_tokens or None,
+        "ignore_eos": body.ignore_eos or None,
+        "top_logprobs": _asked_logprobs(body)[1],
+    }
+    arguments = {name: value for name, value in asked.items() if value is not None}
+    return {**limits.sampling_defaults, **arguments}
+
+
+def to_text_options(body: SamplingFields) -> TextOptions:
+    """Return how the answer's text is made."""
+    return TextOptions(
+        stops=tuple(body.stop),
+        include_stop=body.include_stop_str_in_output,
+        skip_special_tokens=body.skip_special_tokens,
+        min_tokens=body.min_tokens,
+    )
+
+
+def wants_logprobs(body: SamplingFields) -> bool:
+    """Return whether the answer carries log-probabilities."""
+    return _asked_logprobs(body)[1] is not None
+
+
+def _sampling_arguments(body: SamplingFields) -> dict[str, Any]:
+    """Return the arguments that shape the distribution."""
+    arguments = {
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "top_k": None if body.top_k is None else max(body.top_k, 0),
+        "min_p": body.min_p,
+        "repetition_penalty": body.repetition_penalty,
+        "presence_penalty": body.presence_penalty,
+        "frequency_penalty": body.frequency_penalty,
+    }
+    if body.top_p == 0:
+        # The smallest set that reaches probability 0 is the most likely token.
+        arguments.update(temperature=0.0, top_p=1.0)
+    return arguments
+
+
+def _asked_logprobs(body: SamplingFields) -> tuple[str, int | None]:
+    """Return the field that asks for alternatives and how many; None asks for nothing."""
+    if isinstance(body, ChatCompletionRequest):
+        return "top_logprobs", (body.top_logprobs or 0) if body.logprobs else None
+    if isinstance(body, CompletionRequest):
+        return "logprobs", body.logprobs
+    return "logprobs", None
+
+
+def _max_new_tokens(
+    body: SamplingFields, num_prompt_tokens: int, limits: RequestLimits
+) -> int | None:
+    """Return the longest answer; None leaves it to the generation configuration."""
+    param = "messages" if isinstance(body, ChatCompletionRequest) else "prompt"
+    room = limits.max_model_tokens - num_prompt_tokens
+    asked = _asked_tokens(body, room)
+    if room < 1 or (asked is not None and asked > room):
+        raise ContextLengthError(
+            num_prompt_tokens=num_prompt_tokens,
+            num_new_tokens=asked if room >= 1 else None,
+            max_tokens=limits.max_model_tokens,
+            param=param,
+        )
+    if body.min_tokens > (room if asked is None else asked):
+        message = f"min_tokens is {body.min_tokens}, more than the longest answer allowed."
+        raise RequestError(message, param="min_tokens")
+    return asked
+
+
+def _asked_tokens(body: SamplingFields, room: int) -> int | None:
+    """Return how many tokens the request asks for, with its endpoint's default."""
+    if isinstance(body, ChatCompletionRequest):
+        asked = body.max_completion_tokens
+        asked = body.max_tokens if asked is None else asked
+        return room if asked == -1 else asked
+    if isinstance(body, CompletionRequest) and body.max_tokens is not None:
+        return body.max_tokens
+    return min(DEFAULT_COMPLETION_TOKENS, room)

@@ -1,0 +1,128 @@
+"""One HTTP request in the engine: its prompts, its choices and the text of each.
+
+All choices are submitted before any text is read; if one is refused, those before it are
+cancelled. `close` cancels whatever still runs and may be called at any time. Event loop only.
+"""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from api_schemas import FinishReason, SamplingFields
+from server.completion_stream import CompletionStream
+from server.engine_client import EngineClient
+from server.interleave import Numbered, interleave
+from server.parameters import RequestLimits, to_request_kwargs, to_text_options
+from server.text_stream import TextAssembler, TextDelta, decode
+from server.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One answer to one prompt.
+
+    Attributes:
+        stream: Its tokens; None when nothing is to be generated.
+        assembler: Makes its text.
+    """
+
+    stream: CompletionStream | None
+    assembler: TextAssembler
+
+    async def deltas(self) -> AsyncGenerator[TextDelta, None]:
+        """Yield the choice's text."""
+        if self.stream is None:
+            yield TextDelta(finish_reason=FinishReason.LENGTH)
+            return
+        async for delta in decode(self.stream, self.assembler):
+            yield delta
+
+
+class Generation:
+    """The running choices of one HTTP request; index = prompt number * n + choice number.
+
+    Attributes:
+        prompts: Token ids of each prompt.
+        num_choices: Choices per prompt.
+    """
+
+    def __init__(self, prompts: Sequence[list[int]], num_choices: int) -> None:
+        """Hold no choices yet; `start_generation` adds them."""
+        self.prompts = prompts
+        self.num_choices = num_choices
+        self.choices: list[Choice] = []
+
+    def prompt_of(self, index: int) -> list[int]:
+        """Return the prompt of a choice."""
+        return self.prompts[index // self.num_choices]
+
+    async def deltas(self) -> AsyncGenerator[Numbered[TextDelta], None]:
+        """Yield the text of all choices as it comes; whatever ends it, nothing runs on."""
+        try:
+            if len(self.choices) == 1:
+                async for delta in self.choices[0].deltas():
+                    yield Numbered(0, delta)
+                return
+            sources = [choice.deltas() for choice in self.choices]
+            async with aclosing(interleave(sources)) as merged:
+                async for numbered in merged:
+                    yield numbered
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Cancel what still runs."""
+        for choice in self.choices:
+            if choice.stream is not None:
+                choice.stream.close()
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationSetting:
+    """What every generation needs of the server.
+
+    Attributes:
+        client: Submits to the engine.
+        vocabulary: Makes text of tokens.
+        limits: What a request may ask for.
+    """
+
+    client: EngineClient
+    vocabulary: Vocabulary
+    limits: RequestLimits
+
+
+def start_generation(
+    setting: GenerationSetting, body: SamplingFields, request_id: str, prompts: Sequence[list[int]]
+) -> Generation:
+    """Submit every choice of every prompt.
+
+    Args:
+        setting: The server's parts.
+        body: The request.
+        request_id: Unique; the engine's ids are made from it.
+        prompts: Token ids of each prompt.
+
+    Raises:
+        RequestError, EngineError: A choice was refused; none is left running.
+    """
+    limits, options = setting.limits, to_text_options(body)
+    arguments = [
+        to_request_kwargs(body, num_prompt_tokens=len(prompt), choice=choice, limits=limits)
+        for prompt in prompts
+        for choice in range(body.n)
+    ]
+    generation = Generation(prompts, body.n)
+    try:
+        for index, keywords in enumerate(arguments):
+            stream = None
+            if keywords.get("max_new_tokens") != 0:
+                stream = setting.client.submit(
+                    f"{request_id}-{index}", generation.prompt_of(index), keywords
+                )
+            assembler = TextAssembler(setting.vocabulary, options)
+            generation.choices.append(Choice(stream, assembler))
+    except BaseException:
+        generation.close()
+        raise
+    return generation

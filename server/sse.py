@@ -1,0 +1,68 @@
+"""Server-sent events: one `data:` line per event, no comments, no ids, closed by [DONE].
+
+The response owns the generation: however it ends, by the last token, an error or the client's
+leaving, the generation is closed with it. Event loop only.
+"""
+
+import logging
+from collections.abc import AsyncIterator, Callable
+
+from pydantic import BaseModel
+from sse_starlette import EventSourceResponse
+from starlette.types import Receive, Scope, Send
+
+from engine import EngineError
+from server.error_handlers import describe_error
+
+logger = logging.getLogger(__name__)
+
+DONE = b"data: [DONE]\n\n"
+HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+def frame(model: BaseModel) -> bytes:
+    """Return the event of one object; keys that were not set stay away."""
+    return b"data: " + model.model_dump_json(exclude_unset=True).encode() + b"\n\n"
+
+
+def error_frame(error: BaseException) -> bytes:
+    """Return the event of an error."""
+    return b"data: " + describe_error(error).body().rstrip() + b"\n\n"
+
+
+async def guard(frames: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Pass frames on; an error becomes an event, and [DONE] comes last in any case."""
+    try:
+        async for one in frames:
+            yield one
+    except EngineError as error:
+        logger.warning("a stream ended early: %s", error)
+        yield error_frame(error)
+    except Exception as error:
+        logger.exception("a stream failed")
+        yield error_frame(error)
+    yield DONE
+
+
+class EventStream(EventSourceResponse):
+    """An event stream that releases what it streams from, even if it never began."""
+
+    def __init__(
+        self, frames: AsyncIterator[bytes], *, close: Callable[[], None], headers: dict[str, str]
+    ) -> None:
+        """Prepare the response.
+
+        Args:
+            frames: Whole events.
+            close: Releases what the frames are made from; called when the response is over.
+            headers: Further headers.
+        """
+        super().__init__(guard(frames), ping=0, sep="\n", headers={**HEADERS, **headers})
+        self._close = close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events until they end or the client leaves."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._close()

@@ -1,0 +1,88 @@
+"""The application: routes, middleware and the life of the engine behind them.
+
+`create_app` wires everything and keeps nothing outside the application object. The lifespan starts
+the engine before the first request and stops it after the last.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from sse_starlette.sse import AppStatus
+from starlette.middleware.cors import CORSMiddleware
+
+from server.engine_client import Manager
+from server.error_handlers import install_error_handlers
+from server.middleware import DrainGate, ErrorBoundary, PathRules, RequestId
+from server.openapi import install_openapi
+from server.routes import chat, completions, health, models
+from server.settings import Settings
+from server.state import ServerState, build_state
+from server.version import VERSION
+
+logger = logging.getLogger(__name__)
+
+EXPOSED_HEADERS = ("Retry-After", "X-Ignored-Params", "X-Request-Id")
+
+
+def create_app(settings: Settings, model: Any, manager: Manager, tokenizer: Any) -> FastAPI:
+    """Return the application that serves one model.
+
+    Args:
+        settings: What the operator set.
+        model: An `engine.PagedModel`.
+        manager: Its `ContinuousBatchingManager`, constructed and not started.
+        tokenizer: Its transformers tokenizer.
+    """
+    state = build_state(settings, model, manager, tokenizer)
+    app = FastAPI(
+        title="Slipstream", version=VERSION, lifespan=_make_lifespan(state), redirect_slashes=False
+    )
+    app.state.server = state
+    for prefix, in_schema in (("/v1", True), ("", False)):
+        for module in (chat, completions, models):
+            app.include_router(module.router, prefix=prefix, include_in_schema=in_schema)
+    app.include_router(health.router)
+    app.include_router(health.router, prefix="/v1", include_in_schema=False)
+    install_error_handlers(app)
+    install_openapi(app)
+    # The one added last is the outermost.
+    for layer in (DrainGate, PathRules, ErrorBoundary, RequestId):
+        app.add_middleware(layer)
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=settings.server.allow_origins,
+        allow_methods=("*",),
+        allow_headers=("*",),
+        expose_headers=EXPOSED_HEADERS,
+    )
+    return app
+
+
+def _make_lifespan(state: ServerState) -> Any:
+    """Return the context in which the application runs."""
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        # The library would cut every open stream at SIGTERM; `server.serving` drains them.
+        AppStatus.enable_automatic_graceful_drain = False
+        await asyncio.to_thread(_start_engine, state)
+        state.started = True
+        try:
+            yield
+        finally:
+            state.started = False
+            await asyncio.to_thread(state.manager.stop, block=True)
+            state.encoder.close()
+
+    return lifespan
+
+
+def _start_engine(state: ServerState) -> None:
+    """Start the engine thread and run what the first request would otherwise wait for."""
+    state.manager.start()
+    state.manager.warmup()
+    logger.info("serving %s", ", ".join(state.served_names))

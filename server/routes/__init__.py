@@ -1,0 +1,1 @@
+"""The HTTP routes; a handler puts parts together and holds no logic of its own."""

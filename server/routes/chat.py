@@ -1,0 +1,35 @@
+"""POST /v1/chat/completions."""
+
+from fastapi import APIRouter, Request, Response
+
+from api_schemas import ChatCompletionRequest
+from server.answering import answer, make_head
+from server.generation import start_generation
+from server.openapi import describe_body
+from server.parameters import check_limits, wants_logprobs
+from server.rendering.answer import to_answer_options
+from server.rendering.chat import ChatRenderer
+from server.request_body import read_body
+from server.state import state_of
+
+router = APIRouter(tags=["generation"])
+
+
+@router.post("/chat/completions", openapi_extra=describe_body(ChatCompletionRequest))
+async def create_chat_completion(request: Request) -> Response:
+    """Answer a conversation, whole or as a stream of events."""
+    state = state_of(request)
+    max_bytes = state.settings.server.max_body_bytes
+    body = await read_body(request, ChatCompletionRequest, max_bytes=max_bytes)
+    head = make_head(state, body, prefix="chatcmpl")
+    check_limits(body, state.limits)
+    prompt = await state.encoder.encode_chat(body)
+    renderer = ChatRenderer(
+        head,
+        to_answer_options(body, logprobs=wants_logprobs(body)),
+        state.setting.vocabulary,
+        prompt=prompt,
+        num_choices=body.n,
+    )
+    generation = start_generation(state.setting, body, head.id, [prompt])
+    return await answer(request, body, generation, renderer)

@@ -1,0 +1,136 @@
+"""What the routes of one application share, in one typed object on `app.state`.
+
+Made by `create_app`; there are no globals, so that two servers can live in one process. Fields
+that change are changed on the event loop only.
+"""
+
+import hashlib
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from starlette.requests import HTTPConnection
+from starlette.types import Scope
+
+from server.engine_client import EngineClient, Manager
+from server.generation import GenerationSetting
+from server.parameters import RequestLimits, sampling_defaults
+from server.prompt_encoding import PromptEncoder
+from server.request_errors import ModelNotFoundError
+from server.settings import ModelSettings, Settings
+from server.version import VERSION
+from server.vocabulary import Vocabulary
+
+DEFAULT_MODEL_NAME = "SmolLM2-135M-Instruct"
+
+
+@dataclass(slots=True)
+class ServerState:
+    """The parts of a server and its condition.
+
+    Attributes:
+        settings: What the operator set.
+        manager: The engine's front door; the application's lifespan starts and stops it.
+        client: Submits requests to it.
+        encoder: Makes token ids of prompts.
+        setting: What a generation needs.
+        served_names: Names of the model; the first is its main one.
+        fingerprint: Names weights, number format and version.
+        created: When the server was made, in seconds since 1970.
+        started: Whether the engine has started.
+        draining: Whether the server takes no new generation requests.
+        num_active: Generation requests that are being answered.
+    """
+
+    settings: Settings
+    manager: Manager
+    client: EngineClient
+    encoder: PromptEncoder
+    setting: GenerationSetting
+    served_names: tuple[str, ...]
+    fingerprint: str
+    created: int = field(default_factory=lambda: int(time.time()))
+    started: bool = False
+    draining: bool = False
+    num_active: int = 0
+
+    @property
+    def limits(self) -> RequestLimits:
+        """What one request may ask for."""
+        return self.setting.limits
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a new request would be taken."""
+        return self.started and not self.draining and self.client.is_healthy
+
+    def resolve_model(self, name: str | None) -> str:
+        """Return the served name that a request means.
+
+        Raises:
+            ModelNotFoundError: It is not served here.
+        """
+        if name is None:
+            return self.served_names[0]
+        if name not in self.served_names:
+            raise ModelNotFoundError(name, self.served_names)
+        return name
+
+
+def build_state(settings: Settings, model: Any, manager: Manager, tokenizer: Any) -> ServerState:
+    """Put the parts of a server together.
+
+    Args:
+        settings: What the operator set.
+        model: An `engine.PagedModel`; its generation_config and dtype are read.
+        manager: The engine's front door, not started yet.
+        tokenizer: The model's transformers tokenizer.
+    """
+    server = settings.server
+    client = EngineClient(manager)
+    policy = settings.model.sampling_defaults
+    limits = RequestLimits(
+        max_model_tokens=manager.resolved_config.max_model_tokens,
+        max_choices=server.max_choices,
+        max_prompts=server.max_prompts,
+        max_top_logprobs=server.max_top_logprobs,
+        max_stop_strings=server.max_stop_strings,
+        sampling_defaults=sampling_defaults(policy, getattr(model, "generation_config", None)),
+    )
+    names = served_names(settings.model)
+    return ServerState(
+        settings=settings,
+        manager=manager,
+        client=client,
+        encoder=PromptEncoder(tokenizer),
+        setting=GenerationSetting(client, Vocabulary(tokenizer), limits),
+        served_names=names,
+        fingerprint=_fingerprint(names[0], settings.model.revision, model),
+    )
+
+
+def served_names(settings: ModelSettings) -> tuple[str, ...]:
+    """Return the names clients may use; without a setting, one made from the path."""
+    if settings.served_names:
+        return settings.served_names
+    if not settings.path:
+        return (DEFAULT_MODEL_NAME,)
+    path = Path(settings.path)
+    return (path.resolve().name if path.exists() else settings.path,)
+
+
+def _fingerprint(name: str, revision: str, model: Any) -> str:
+    """Return a short name for what determines the answers."""
+    parts = (name, revision, str(getattr(model, "dtype", "")), VERSION)
+    return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+
+
+def state_of(connection: HTTPConnection) -> ServerState:
+    """Return the state of the application that a request came to."""
+    return state_of_scope(connection.scope)
+
+
+def state_of_scope(scope: Scope) -> ServerState:
+    """Return the state of the application that an ASGI scope belongs to."""
+    return cast(ServerState, scope["app"].state.server)

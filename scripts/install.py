@@ -47,6 +47,9 @@ def main() -> int:
     except InstallError as error:
         print(f"install: {error}", file=sys.stderr)
         return 1
+    except OSError as error:
+        print(f"install: {error}; make room or choose another folder", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("install: interrupted; the next run goes on from here", file=sys.stderr)
         return 130
@@ -189,13 +192,11 @@ class Pip:
         ]  # fmt: skip
         print(f"install: {what}", flush=True)
         self._output = []
-        with (
-            self.log.open("a") as log,
-            subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT, text=True,
-            ) as child,
-        ):  # fmt: skip
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        with self.log.open("a") as log, child:
             assert child.stdout is not None
             for line in child.stdout:
                 log.write(line)

@@ -13,11 +13,18 @@ from functools import partial
 from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
 
 import engine
 from engine import ContinuousBatchingConfig, EngineError, PagedModel
 from server.app import create_app
-from server.console import configure_logging, print_configuration, print_listening, print_notice
+from server.console import (
+    configure_logging,
+    error_console,
+    print_configuration,
+    print_listening,
+    print_notice,
+)
 from server.model_store import StoredModel, find_model
 from server.serving import run as run_server
 from server.settings import (
@@ -37,6 +44,8 @@ def run(settings: Settings) -> int:
         StartupError: One line that says what keeps the server from starting and what to do.
     """
     configure_logging(settings.server.log_level)
+    if not error_console().is_terminal:
+        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     config = engine_config(settings)
     stored = find_model(settings.model, cache_folder())
     settings = _with_model(settings, stored)

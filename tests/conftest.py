@@ -1,4 +1,4 @@
-"""What every test needs to know about the machine it runs on."""
+"""What every test needs to know about the machine it runs on, and the servers they share."""
 
 import os
 
@@ -8,8 +8,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 import torch
+
+from tests.serve_process import ServeProcess, serving
+from tests.tiny_model import make_tiny_model
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -20,3 +26,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") is not None:
             item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def tiny_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a random two-layer model, called tiny."""
+    return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def served_tiny_model(tiny_model_folder: Path) -> Iterator[ServeProcess]:
+    """A server process that serves the tiny model to whoever asks; nobody may stop it."""
+    with serving(str(tiny_model_folder)) as server:
+        yield server

@@ -13,6 +13,7 @@ it has been handed over, and only `Scheduler.update` and `Scheduler.preempt` cha
 import time
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -154,7 +155,7 @@ class RequestState:
         generated_tokens: Tokens accepted so far; append-only, read by outputs.
         num_computed: Positions whose keys and values are in the cache.
         block_ids: The block table: block i holds positions [i * page_size, (i + 1) * page_size).
-        block_hashes: Names of the leading full blocks, computed once.
+        block_names: Names of the leading full blocks, made once; the cache's own objects.
         num_indexed_blocks: Leading full blocks already entered in the prefix index.
         salt: Requests with different salts share no blocks.
         num_delivered: Generated tokens that an output has carried.
@@ -181,7 +182,7 @@ class RequestState:
     num_preemptions: int = 0
     num_delivered: int = 0
     block_ids: list[int] = field(default_factory=list)
-    block_hashes: list[bytes] = field(default_factory=list)
+    block_names: list[Any] = field(default_factory=list)
     num_indexed_blocks: int = 0
     salt: str = ""
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from engine.batch import BlockCopy
 from engine.cache.block_pool import BlockPool
-from engine.cache.prefix_index import PrefixIndex, chain_hash, root_hash
+from engine.cache.prefix_index import BlockName, PrefixIndex, root_name
 from engine.requests import RequestState
 
 
@@ -59,9 +59,11 @@ class BlockManager:
         tokens = request.tokens_between(0, request.num_tokens - 1)
         for index in range(len(tokens) // self.page_size):
             page = tokens[index * self.page_size : (index + 1) * self.page_size]
-            block_id = self.index.find(self._block_hash(request, index, page), page)
+            block_id = self.index.find(self._block_name(request, index, page))
             if block_id is None:
                 break
+            # The same object for the same content makes the next comparison short.
+            request.block_names[index] = self.index.name_of(block_id)
             self.pool.share(block_id)
             request.block_ids.append(block_id)
         request.num_computed = len(request.block_ids) * self.page_size
@@ -75,7 +77,7 @@ class BlockManager:
         """Take a new block for a copy of the sibling that shares most of the next page."""
         if len(rest) == 0:
             return None
-        parent = self._parent_hash(request, len(request.block_ids))
+        parent = self._parent_name(request, len(request.block_ids))
         partial = self.index.find_partial(parent, rest[: self.page_size])
         if partial is None or self.pool.num_free == 0:
             return None
@@ -116,9 +118,7 @@ class BlockManager:
         for index in range(request.num_indexed_blocks, request.num_computed // self.page_size):
             start = index * self.page_size
             page = request.tokens_between(start, start + self.page_size)
-            name = self._block_hash(request, index, page)
-            parent = self._parent_hash(request, index)
-            self.index.insert(request.block_ids[index], name, parent, page)
+            self.index.insert(request.block_ids[index], self._block_name(request, index, page))
             request.num_indexed_blocks = index + 1
 
     def free(self, request: RequestState, *, discard: bool = False) -> None:
@@ -152,19 +152,22 @@ class BlockManager:
         if not self.allow_sharing or num_tail_tokens == 0:
             return
         tail = request.tokens_between(request.num_computed - num_tail_tokens, request.num_computed)
-        parent = self._parent_hash(request, full)
-        self.index.insert(request.block_ids[full], chain_hash(parent, tail), parent, tail)
+        self.index.insert(request.block_ids[full], self._parent_name(request, full).child(tail))
 
     def _allocate(self) -> int:
         block_id = self.pool.allocate()
         self.index.forget(block_id)
         return block_id
 
-    def _parent_hash(self, request: RequestState, index: int) -> bytes:
-        return request.block_hashes[index - 1] if index else root_hash(request.salt)
+    def _parent_name(self, request: RequestState, index: int) -> BlockName:
+        if index == 0:
+            return root_name(request.salt)
+        name: BlockName = request.block_names[index - 1]
+        return name
 
-    def _block_hash(self, request: RequestState, index: int, page: NDArray[np.int32]) -> bytes:
-        """Return the name of the request's full block, computed once in its life."""
-        if index == len(request.block_hashes):
-            request.block_hashes.append(chain_hash(self._parent_hash(request, index), page))
-        return request.block_hashes[index]
+    def _block_name(self, request: RequestState, index: int, page: NDArray[np.int32]) -> BlockName:
+        """Return the name of the request's full block, made once in its life."""
+        if index == len(request.block_names):
+            request.block_names.append(self._parent_name(request, index).child(page))
+        name: BlockName = request.block_names[index]
+        return name

@@ -38,6 +38,15 @@ def test_counts_are_those_of_a_recount_after_every_step(prompt, steps):
         assert len(history.token_ids) == len(set(history.token_ids.tolist()))
 
 
+def test_growing_keeps_what_was_counted():
+    request = state(output=[7, 7])
+    history = TokenHistory(request, VOCAB)
+    history.catch_up()
+    request.generated_tokens.extend(range(10, 400))
+    history.catch_up()
+    assert as_dict(history) == {1: 0, 2: 0, 7: 2, **dict.fromkeys(range(10, 400), 1)}
+
+
 def test_a_history_is_built_once_and_caught_up():
     cache, request = HistoryCache(), state()
     first = cache.get(request, VOCAB)

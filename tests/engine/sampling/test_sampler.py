@@ -84,6 +84,14 @@ def test_greedy_takes_the_lowest_index_of_equals(params):
     assert sample(logits, [request(params), request(params)]).token_ids == [40, 40]
 
 
+def test_a_greedy_batch_does_not_end_before_its_minimum():
+    logits = logits_for(1)
+    best, second = logits[0].topk(2).indices.tolist()
+    params = SamplingParams(temperature=0.0, min_new_tokens=2, eos_token_ids=frozenset({best}))
+    assert sample(logits, [request(params, output=[1])]).token_ids == [second]
+    assert sample(logits, [request(params, output=[1, 1])]).token_ids == [best]
+
+
 def test_a_greedy_batch_computes_no_softmax(monkeypatch):
     def refuse(*_args, **_kwargs):
         raise AssertionError("the fast path was left")
@@ -126,13 +134,15 @@ def test_a_draw_depends_on_seed_and_position_only():
     again = sample(logits, [request(SamplingParams(seed=9), output=out) for out in outputs])
     assert drawn.token_ids == again.token_ids
     assert len(set(drawn.token_ids)) > 5
-    # A token recomputed as part of a prompt is at the same position.
-    assert (
-        sample(logits[:1], [request(SamplingParams(seed=9), prompt=[0] * 5)]).token_ids
-        == sample(
-            logits[:1], [request(SamplingParams(seed=9), prompt=[0], output=[7] * 4)]
-        ).token_ids
-    )
+
+
+def test_a_position_counts_the_prompt_and_the_output():
+    logits = logits_for(1).expand(30, -1)
+    params = [SamplingParams(seed=seed) for seed in range(30)]
+    in_prompt = sample(logits, [request(own, prompt=[0] * 5) for own in params])
+    in_output = sample(logits, [request(own, prompt=[0], output=[7] * 4) for own in params])
+    elsewhere = sample(logits, [request(own, prompt=[0] * 6) for own in params])
+    assert in_prompt.token_ids == in_output.token_ids != elsewhere.token_ids
 
 
 @pytest.mark.parametrize(
@@ -205,6 +215,13 @@ def test_the_ends_of_the_unit_interval_are_the_ends_of_the_possible_tokens():
     for number, expected in ((0.0, 1), (ALMOST_ONE, 2)):
         assert draw_place(scores.numpy(), number) == expected
         assert draw(scores[None], [number], torch.tensor([1])).tolist() == [expected]
+
+
+def test_a_number_on_the_border_of_two_tokens_belongs_to_the_second():
+    scores = torch.zeros(2)  # each holds exactly half
+    for number, expected in ((0.5 - 2.0**-53, 0), (0.5, 1)):
+        assert draw_place(scores.numpy(), number) == expected
+        assert draw(scores[None], [number], torch.tensor([0])).tolist() == [expected]
 
 
 def test_a_scan_that_points_at_an_impossible_token_is_caught(monkeypatch):

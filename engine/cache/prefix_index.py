@@ -37,7 +37,7 @@ class BlockName:
         """Chain a name to its parent's; see `root_name` and `child`."""
         self.parent = parent
         self._content = content
-        self._hash = chain_hash(b"" if parent is None else parent._hash, content)
+        self._hash: bytes = chain_hash(b"" if parent is None else parent._hash, content)
 
     def child(self, tokens: NDArray[np.int32]) -> "BlockName":
         """Return the name of the block with these tokens after this one."""

@@ -62,6 +62,7 @@ def print_listening(host: str, port: int, model_name: str) -> None:
     question = {
         "model": model_name,
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "temperature": 0,
     }
     console = error_console()
     console.print(f"[bold green]Slipstream listens on {address}[/bold green]  Try it:")

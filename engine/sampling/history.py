@@ -39,7 +39,8 @@ class TokenHistory:
     def catch_up(self) -> None:
         """Count the output tokens accepted since the last call."""
         for token in self.request.generated_tokens[self._num_read :]:
-            self._counts[self._place_of(token)] += 1
+            place = self._place_of(token)  # first: it may replace the arrays
+            self._counts[place] += 1
         self._num_read = len(self.request.generated_tokens)
 
     @property

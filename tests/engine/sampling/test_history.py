@@ -11,7 +11,11 @@ from engine.sampling.history import HistoryCache, TokenHistory
 from engine.sampling.parameters import SamplingParams
 
 VOCAB = 500
-tokens = st.lists(st.integers(0, VOCAB - 1), max_size=300)
+# Also long runs, so that the arrays grow.
+tokens = st.one_of(
+    st.lists(st.integers(0, VOCAB - 1), max_size=20),
+    st.builds(lambda start, length: [*range(start, start + length)], *[st.integers(0, 250)] * 2),
+)
 
 
 def state(request_id="a", prompt=(1, 2), output=()):

@@ -376,6 +376,16 @@ def test_token_logprobs_come_from_the_raw_logits():
     assert entry.top == tuple(zip(ids.tolist(), values.tolist(), strict=True))
 
 
+def test_a_failed_row_is_not_described():
+    logits = logits_for(2)
+    logits[0, 3] = math.nan
+    params = SamplingParams(temperature=0.0, top_logprobs=2)
+    result = sample(logits, [request(params), request(params)])
+    assert list(result.errors) == [0]
+    assert result.token_logprobs[0] is None
+    assert result.token_logprobs[1] is not None
+
+
 @pytest.mark.parametrize(("count", "expected"), [(0, 0), (1, 1), (5, 5), (100, 8)])
 def test_as_many_alternatives_as_asked_for_or_as_there_are(count, expected):
     result = sample(

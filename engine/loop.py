@@ -109,10 +109,15 @@ class EngineLoop:
         )
         scheduler = self._parts.scheduler
         scheduler.add(request)
-        while scheduler.has_requests():
-            batch = scheduler.schedule_batch()
-            self._parts.cache.copy_blocks(batch.block_copies)
-            scheduler.update(batch, self._forward_and_sample(batch))
+        try:
+            while not request.is_finished():
+                batch = scheduler.schedule_batch()
+                self._parts.cache.copy_blocks(batch.block_copies)
+                scheduler.update(batch, self._forward_and_sample(batch))
+        finally:
+            # The loop knows nothing of this request and must not find it.
+            if not request.is_finished():
+                scheduler.cancel(request)
 
     def turn(self) -> bool:
         """Take the mail and run one step; return False when it is time to stop."""
@@ -173,9 +178,11 @@ class EngineLoop:
             del self._requests[output.request_id]
         # Requests that end without ever having been scheduled still held a place in the queue.
         self._channels.gate.release(sum(output.lifespan[0] < 0 for output in ended))
+        if ended:
+            self._channels.mailbox.end([output.request_id for output in ended])
         self._channels.router.deliver(outputs)
         if ended:
-            self._channels.mailbox.forget([output.request_id for output in ended])
+            self._channels.mailbox.forget()
             self._channels.router.store.wake()
 
     def _end_all(self, leftover: list[RequestState], error: EngineError) -> None:

@@ -39,6 +39,7 @@ class Mailbox:
         self._open = True
         self._cause: BaseException | None = None
         self._live_ids: set[str] = set()
+        self._ending_ids: set[str] = set()
         self._poked = False
         self._arrived = threading.Condition()
 
@@ -122,19 +123,37 @@ class Mailbox:
             self._cause = None
             self._stop = StopMode.NONE
 
-    def forget(self, request_ids: list[str]) -> None:
-        """Free the ids of requests that have ended."""
+    def end(self, request_ids: list[str]) -> None:
+        """Free the ids of requests that have ended, before their terminal outputs are delivered.
+
+        Whoever receives such an output may use its id again at once. Until `forget`, the requests
+        still count as live for whoever waits for the output. A cancellation that came too late goes
+        with them: it is not meant for the next request of that id.
+        """
         with self._arrived:
-            self._live_ids.difference_update(request_ids)
+            ended = set(request_ids)
+            self._live_ids -= ended
+            self._ending_ids |= ended
+            self._mail.cancelled = [name for name in self._mail.cancelled if name not in ended]
+
+    def forget(self) -> None:
+        """Note that the terminal outputs of all requests that ended have been delivered."""
+        with self._arrived:
+            self._ending_ids.clear()
 
     def is_live(self, request_id: str) -> bool:
-        """Return whether a request was accepted and has not ended."""
-        return request_id in self._live_ids
+        """Return whether a request was accepted and its terminal output is still to come."""
+        return request_id in self._live_ids or request_id in self._ending_ids
 
     @property
     def num_live(self) -> int:
-        """Requests that were accepted and have not ended."""
-        return len(self._live_ids)
+        """Requests that were accepted and whose terminal output is still to come."""
+        return len(self._live_ids) + len(self._ending_ids)
+
+    @property
+    def cause(self) -> BaseException | None:
+        """What killed the loop, or None; known before the outputs that tell of it."""
+        return self._cause
 
     @property
     def is_stopping(self) -> bool:

@@ -30,7 +30,6 @@ class EngineThread:
             build: Makes the loop; called again for a start after a stop that kept nothing.
             channels: What the loop shares with callers.
         """
-        self.fatal_error: BaseException | None = None
         self.loop: EngineLoop | None = build()
         self._build = build
         self._channels = channels
@@ -42,6 +41,11 @@ class EngineThread:
         # A forgotten engine must not keep the interpreter from exiting, nor be cut off inside a
         # forward while the interpreter goes down around it.
         weakref.finalize(self, _end_at_exit, channels.mailbox, self._threads)
+
+    @property
+    def fatal_error(self) -> BaseException | None:
+        """What killed the loop, or None; known before the outputs that tell of it."""
+        return self._channels.mailbox.cause
 
     @property
     def is_alive(self) -> bool:
@@ -66,7 +70,6 @@ class EngineThread:
             if self._channels.mailbox.is_stopping:
                 self._channels.mailbox.reopen()
                 self._channels.gate.reopen()
-            self.fatal_error = None
             self._keep = False
             self._turning = True
             self._channels.pause.set_ended(False)
@@ -76,16 +79,17 @@ class EngineThread:
 
     def stop(self, *, hard: bool, keep: bool, block: bool, timeout: float | None) -> None:
         """Stop the thread; see `ContinuousBatchingManager.stop`."""
-        if self._channels.pause.held_by_this_thread:
-            raise RuntimeError("stop() inside this thread's own pause() would wait for itself")
+        self._check_not_paused()
         triggered = time.perf_counter()
-        self._keep = keep
-        self._channels.mailbox.post_stop(StopMode.HARD if hard else StopMode.DRAIN)
-        self._channels.gate.close()
-        if not self.is_alive:
-            logger.warning("stop() was called, but the engine does not run")
-            self._end_unstarted()
-        elif block:
+        with self._lifecycle:
+            self._keep = keep
+            self._channels.mailbox.post_stop(StopMode.HARD if hard else StopMode.DRAIN)
+            self._channels.gate.close()
+            runs = self.is_alive
+            if not runs:
+                logger.warning("stop() was called, but the engine does not run")
+                self._end_unstarted()
+        if runs and block:
             self.join(triggered, timeout)
 
     def join(self, stop_trigger_time: float, timeout: float | None) -> None:
@@ -100,12 +104,14 @@ class EngineThread:
 
     def destroy(self) -> None:
         """Stop for good and give the memory back; may be called again."""
-        if not self._destroyed:
-            if self.is_alive:
-                self.stop(hard=False, keep=False, block=True, timeout=None)
-            else:
+        self._check_not_paused()
+        with self._lifecycle:
+            self._destroyed = True  # from here on nobody starts it again
+            runs = self.is_alive
+            if not runs:
                 self._end_unstarted()
-        self._destroyed = True
+        if runs:
+            self.stop(hard=False, keep=False, block=True, timeout=None)
         self.loop = None
 
     def loop_to_warm_up(self) -> EngineLoop | None:
@@ -120,13 +126,17 @@ class EngineThread:
     def _run(self) -> None:
         """Run the loop, then leave things ready for a next start."""
         assert self.loop is not None
-        self.fatal_error = self.loop.run()
+        error = self.loop.run()
         self._channels.gate.close()
-        if not self._keep or self.fatal_error is not None:
+        if not self._keep or error is not None:
             self.loop = None
         self._turning = False
-        self._channels.pause.set_ended(True)
+        self._channels.pause.set_ended(True, error)
         self._channels.router.store.wake()
+
+    def _check_not_paused(self) -> None:
+        if self._channels.pause.held_by_this_thread:
+            raise RuntimeError("stop() inside this thread's own pause() would wait for itself")
 
     def _end_unstarted(self) -> None:
         """Give requests that were accepted but never ran their terminal outputs."""

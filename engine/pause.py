@@ -23,6 +23,7 @@ class PauseGate:
         self._num_holders = 0
         self._parked = False
         self._ended = True
+        self._cause: BaseException | None = None
         self._held = threading.local()
 
     @property
@@ -47,7 +48,9 @@ class PauseGate:
             with self._changed:
                 self._changed.wait_for(lambda: self._parked or self._ended)
                 if self._ended:
-                    raise RuntimeError("the engine ended while a pause waited for it")
+                    raise RuntimeError(
+                        "the engine ended while a pause waited for it"
+                    ) from self._cause
             yield
         finally:
             self._held.depth -= 1
@@ -65,8 +68,9 @@ class PauseGate:
             self._changed.wait_for(lambda: self._num_holders == 0)
             self._parked = False
 
-    def set_ended(self, ended: bool) -> None:
-        """Note that the loop has ended or begun; waiting holders are told."""
+    def set_ended(self, ended: bool, cause: BaseException | None = None) -> None:
+        """Note that the loop has ended or begun; waiting holders are told, with what killed it."""
         with self._changed:
             self._ended = ended
+            self._cause = cause
             self._changed.notify_all()

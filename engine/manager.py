@@ -227,9 +227,9 @@ class ContinuousBatchingManager:
         Raises:
             RuntimeError: Called inside this thread's own pause, where it could never end.
         """
+        self._thread.stop(hard=hard_stop, keep=keep_for_next_session, block=block, timeout=timeout)
         if keep_for_next_session:
             self.model.cached_manager = self
-        self._thread.stop(hard=hard_stop, keep=keep_for_next_session, block=block, timeout=timeout)
 
     def join(self, stop_trigger_time: float, timeout: float | None = None) -> None:
         """Wait for the engine thread to end.

@@ -166,12 +166,12 @@ def _collect(
     """Wait for the terminal output of each request."""
     outputs: dict[str, GenerationOutput] = {}
     for request_id in tqdm(request_ids, disable=not progress_bar, unit="request"):
-        output = manager.get_result(request_id)
-        if output is None or manager.fatal_error is not None:
+        for output in manager.request_id_iter(request_id):
+            outputs[request_id] = output
+        if manager.fatal_error is not None or request_id not in outputs:
             raise EngineDeadError(f"the engine died: {manager.fatal_error}") from (
                 manager.fatal_error
             )
-        outputs[request_id] = output
     return outputs
 
 

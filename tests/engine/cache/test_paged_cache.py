@@ -1,0 +1,57 @@
+"""Slots of keys and values: what is written where, and what a copy takes along."""
+
+import torch
+
+from engine.batch import BlockCopy
+from engine.cache.paged_cache import PagedCache
+from engine.cache.sizing import LayerGeometry
+
+PAGE = 4
+LAYERS = [LayerGeometry(4, 2, 3, 3, None), LayerGeometry(4, 1, 5, 2, 8)]
+
+
+def make_cache():
+    cache = PagedCache(LAYERS, 4, PAGE, dtype=torch.float32, device=torch.device("cpu"))
+    for tensor in (*cache.keys, *cache.values):
+        tensor.copy_(torch.arange(16.0).view(16, 1, 1).expand_as(tensor))
+    return cache
+
+
+def test_each_layer_has_slots_of_its_own_shape():
+    cache = make_cache()
+    assert [tuple(keys.shape) for keys in cache.keys] == [(16, 2, 3), (16, 1, 5)]
+    assert [tuple(values.shape) for values in cache.values] == [(16, 2, 3), (16, 1, 2)]
+
+
+def test_writing_touches_the_given_slots_of_one_layer_only():
+    cache = make_cache()
+    before = [tensor.clone() for tensor in (*cache.keys, *cache.values)]
+    keys, values = torch.full((2, 2, 3), -1.0), torch.full((2, 2, 3), -2.0)
+    cache.write(0, torch.tensor([7, 2]), keys, values)
+    assert (cache.keys[0][[2, 7]] == -1).all()
+    assert (cache.values[0][[2, 7]] == -2).all()
+    others = [slot for slot in range(16) if slot not in (2, 7)]
+    assert torch.equal(cache.keys[0][others], before[0][others])
+    assert torch.equal(cache.keys[1], before[1])
+    assert torch.equal(cache.values[1], before[3])
+
+
+def test_writing_converts_to_the_dtype_of_the_cache():
+    cache = make_cache()
+    half = torch.full((1, 2, 3), 0.5, dtype=torch.float16)
+    cache.write(0, torch.tensor([0]), half, half)
+    assert (cache.keys[0][0] == 0.5).all()
+
+
+def test_a_copy_takes_the_leading_slots_of_every_layer():
+    cache = make_cache()
+    cache.copy_blocks([BlockCopy(source=1, destination=3, num_slots=2)])
+    for tensor in (*cache.keys, *cache.values):
+        assert tensor[:, 0, 0].tolist() == [*range(12), 4, 5, 14, 15]
+
+
+def test_copies_run_in_order():
+    """A source may be reused as the destination of a later copy of the same step."""
+    cache = make_cache()
+    cache.copy_blocks([BlockCopy(0, 1, PAGE), BlockCopy(2, 0, PAGE)])
+    assert cache.keys[0][:8, 0, 0].tolist() == [8, 9, 10, 11, 0, 1, 2, 3]

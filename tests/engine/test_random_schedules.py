@@ -1,0 +1,152 @@
+"""Thousands of random schedules, in which each request gets exactly the tokens it should."""
+
+import random
+from dataclasses import dataclass
+
+import pytest
+
+from engine.cache import prefix_index
+from engine.requests import FinishReason, RequestState
+from engine.sampling.parameters import SamplingParams
+from tests.engine.builders import make_scheduler
+from tests.engine.checksum_model import ChecksumEngine, expected_answer
+from tests.engine.soundness import check_idle, check_scheduler
+
+NUM_SCHEDULES = 10_000
+NUM_LONG_SCHEDULES = 2_000
+# So many schedules are one test, so that a failure names a seed within a short range.
+BATCH = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How large a schedule is."""
+
+    num_requests: int
+    longest_prompt: int
+    longest_answer: int
+
+
+SHORT = Shape(num_requests=5, longest_prompt=16, longest_answer=12)
+LONG = Shape(num_requests=40, longest_prompt=150, longest_answer=60)
+
+
+class RandomSchedule:
+    """One engine and the requests that a seed throws at it."""
+
+    def __init__(self, seed: int, shape: Shape) -> None:
+        self.random = random.Random(seed)
+        self.shape = shape
+        self.vocab_size = self.random.choice([2, 3, 50])
+        page_size = self.random.choice([4, 4, 16])
+        longest = shape.longest_prompt + shape.longest_answer
+        # From the smallest cache that holds the longest request to one that is never full.
+        num_blocks = -(-longest // page_size) + self.random.choice([0, 0, 1, 3, 30])
+        max_batch_tokens = self.random.choice([4, 7, 16, 512])
+        scheduler = make_scheduler(
+            num_blocks,
+            page_size,
+            kind=self.random.choice(["fifo", "prefill_first"]),
+            sharing=self.random.random() < 0.75,
+            max_batch_tokens=max_batch_tokens,
+            max_requests=min(max_batch_tokens, self.random.choice([1, 3, 16])),
+            num_reserved_blocks=self.random.choice([0, 0, 1, num_blocks // 6]),
+        )
+        self.engine = ChecksumEngine(scheduler, self.vocab_size)
+        self.prefixes = [
+            self._tokens(self.random.randint(1, shape.longest_prompt)) for _ in range(2)
+        ]
+        self.requests: list[RequestState] = []
+        self.num_steps = 0
+
+    def run(self) -> None:
+        """Add, step and cancel until every request has ended; check each one's answer."""
+        scheduler = self.engine.scheduler
+        while len(self.requests) < self.shape.num_requests or scheduler.has_requests():
+            if len(self.requests) < self.shape.num_requests and self.random.random() < 0.6:
+                self._add()
+            if self.random.random() < 0.08:
+                self._end_one()
+            if scheduler.has_requests():
+                self.engine.step()
+                self.num_steps += 1
+            if self.random.random() < 0.1:
+                check_scheduler(scheduler)
+                self.engine.check_findable_blocks()
+        check_idle(scheduler)
+        self.engine.check_findable_blocks()
+        for request in self.requests:
+            self._check_answer(request)
+
+    def _tokens(self, count: int) -> list[int]:
+        return [self.random.randrange(self.vocab_size) for _ in range(count)]
+
+    def _add(self) -> None:
+        longest = self.shape.longest_prompt
+        prompt = self._tokens(self.random.randint(1, longest))
+        if self.random.random() < 0.7:
+            prefix = self.random.choice(self.prefixes)
+            kept = self.random.choice([len(prefix), self.random.randint(1, len(prefix))])
+            prompt = (prefix[:kept] + prompt)[: self.random.randint(kept, longest)]
+        params = SamplingParams(
+            temperature=0.0,
+            max_new_tokens=self.random.randint(1, self.shape.longest_answer),
+            eos_token_ids=frozenset(self._tokens(1) if self.vocab_size == 50 else ()),
+        )
+        request = RequestState(f"r{len(self.requests)}", prompt, params)
+        request.salt = self.random.choice(["", "", "", "other"])
+        self.requests.append(request)
+        self.engine.scheduler.add(request)
+
+    def _end_one(self) -> None:
+        """Cancel or fail a request, wherever it is in its life."""
+        alive = [request for request in self.requests if not request.is_finished()]
+        if not alive:
+            return
+        request = self.random.choice(alive)
+        if self.random.random() < 0.7:
+            self.engine.scheduler.cancel(request)
+        else:
+            self.engine.scheduler.fail(request, ValueError("as if its row had raised"))
+
+    def _check_answer(self, request: RequestState) -> None:
+        expected = expected_answer(request.prompt_ids, request.params, self.vocab_size)
+        if request.finish_reason in (FinishReason.CANCELLED, FinishReason.ERROR):
+            expected = expected[: len(request.generated_tokens)]
+        assert request.generated_tokens == expected
+        # At least one token of a prompt is computed: nothing else yields its logits.
+        assert 0 <= request.num_cached_tokens < len(request.prompt_ids)
+
+
+@pytest.mark.parametrize("first_seed", range(0, NUM_SCHEDULES, BATCH))
+def test_random_schedules_yield_the_tokens_of_each_request_alone(first_seed):
+    for seed in range(first_seed, first_seed + BATCH):
+        RandomSchedule(seed, SHORT).run()
+
+
+def test_the_random_schedules_reach_every_corner():
+    """Guards the test above against becoming harmless: it has to preempt, share and copy a lot."""
+    num_preempted = num_cached = num_partial = num_chunked = 0
+    for seed in range(500):
+        schedule = RandomSchedule(seed, SHORT)
+        schedule.run()
+        num_preempted += schedule.engine.scheduler.num_preemptions
+        for request in schedule.requests:
+            num_cached += request.num_cached_tokens > 0
+            num_partial += request.num_cached_tokens % schedule.engine.model.page_size > 0
+            num_chunked += len(request.prompt_ids) > schedule.engine.scheduler._max_batch_tokens
+    assert min(num_preempted, num_cached, num_partial, num_chunked) > 100
+
+
+def test_random_schedules_survive_colliding_block_names(monkeypatch):
+    """Equal names for different blocks may cost hits; they may never yield another's tokens."""
+    monkeypatch.setattr(prefix_index, "chain_hash", lambda parent, content: b"same")
+    for seed in range(500):
+        RandomSchedule(seed, SHORT).run()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first_seed", range(0, NUM_LONG_SCHEDULES, 100))
+def test_long_random_schedules_yield_the_tokens_of_each_request_alone(first_seed):
+    for seed in range(first_seed, first_seed + 100):
+        RandomSchedule(seed, LONG).run()

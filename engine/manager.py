@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedModel
 
 from engine.admission import AdmissionGate
 from engine.assembly import assemble
@@ -17,6 +17,8 @@ from engine.config import ContinuousBatchingConfig, WorkloadHints
 from engine.engine_thread import EngineThread
 from engine.loop import Channels, EngineLoop
 from engine.mailbox import Mailbox
+from engine.models.causal_lm import CausalLM
+from engine.models.probe import probe_geometry
 from engine.models.servable import ServableModel
 from engine.output_router import OutputRouter, ResultHandler
 from engine.pause import PauseGate
@@ -271,7 +273,7 @@ class ContinuousBatchingManager:
         self.warmed_up = True
 
     def switch_to_cb_friendly_attn(
-        self, model: ServableModel, auto_switch_to_flash: bool = True
+        self, model: ServableModel | PreTrainedModel, auto_switch_to_flash: bool = True
     ) -> None:
         """Check that a model's attention can be run over the paged cache.
 
@@ -284,6 +286,7 @@ class ContinuousBatchingManager:
         Raises:
             UnsupportedModelError: It cannot.
         """
+        probe_geometry(CausalLM(model) if isinstance(model, PreTrainedModel) else model.causal_lm)
 
     def statistics(self) -> EngineStatistics:
         """Return what the engine holds at this moment."""

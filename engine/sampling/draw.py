@@ -19,6 +19,13 @@ def most_likely(scores: torch.Tensor) -> torch.Tensor:
     return scores.argmax(dim=-1)
 
 
+def maxima(scores: torch.Tensor) -> torch.Tensor:
+    """Return [n], the maximum of each [n, V] row; NaN if the row has one."""
+    if scores.device.type == "cpu":
+        return torch.from_numpy(scores.numpy().max(axis=-1))
+    return scores.amax(dim=-1)
+
+
 def draw(scores: torch.Tensor, numbers: Sequence[float], fallback: torch.Tensor) -> torch.Tensor:
     """Return [n] int64, a token of each [n, V] fp32 row by inversion of its distribution.
 

@@ -17,7 +17,7 @@ import torch
 from engine.batch import SampledTokens
 from engine.errors import RequestFailedError
 from engine.requests import RequestState
-from engine.sampling.draw import draw, most_likely
+from engine.sampling.draw import draw, maxima, most_likely
 from engine.sampling.history import HistoryCache
 from engine.sampling.host_row import Candidates, draw_place, log_probability, shape_row
 from engine.sampling.logprobs import describe_tokens, take_rows
@@ -128,7 +128,7 @@ class _Step:
             [request.params.seed for request in requests],
             [request.num_tokens for request in requests],
         ).tolist()
-        peaks = self._raw.amax(dim=-1).tolist()  # NaN where any logit of the row is
+        peaks = maxima(self._raw).tolist()  # NaN where any logit of the row is
         plans = []
         for row, request in enumerate(requests):
             if not math.isfinite(peaks[row]):
@@ -142,11 +142,10 @@ class _Step:
 
     def _draw_on_host(self, plan: RowPlan) -> None:
         """Fill in one row; nothing it computes involves another."""
-        scores = take_rows(self._raw, [plan.row])  # [1, V]
+        row = self._raw[plan.row].numpy()  # [V]
         if plan.edits_logits:
-            scores = scores.clone()
-            edit_logits(scores, [plan])
-        row = scores[0].numpy()
+            row = row.copy()
+            edit_logits(torch.from_numpy(row)[None], [plan])
         best = int(row.argmax())
         if not math.isfinite(row[best]):
             self._fail(plan.row, _NOTHING_LEFT)

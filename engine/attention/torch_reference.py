@@ -1,4 +1,4 @@
-"""Attention in plain torch, one request at a time: the oracle, and what runs where nothing better does.
+"""Attention in plain torch, one request at a time: the oracle, and the fallback.
 
 Engine thread only. Works on any device and dtype. Each request's queries meet only that request's
 keys, so there is no mask across requests, and a request's numbers do not depend on its neighbours.

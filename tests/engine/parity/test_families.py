@@ -1,0 +1,61 @@
+"""Every family, greedily, 16 requests at a time: the tokens that `model.generate` gives alone."""
+
+from itertools import combinations, cycle
+
+import pytest
+
+from tests.engine.parity.comparison import Parity, reference_tokens
+from tests.engine.parity.families import FAMILIES, SLIDING_FAMILIES, WINDOW, make_family
+from tests.engine.parity.grid import ALL_SETTINGS, MAX_NEW_TOKENS, PAIRWISE_SETTINGS, Settings
+from tests.engine.parity.subject import PROMPTS
+
+NUM_SETTINGS_PER_FAMILY = 3
+
+
+def normal_cases() -> list[tuple[str, Settings]]:
+    """Deal the pairwise settings out, so that each family gets some and each is run often."""
+    families = [family for family in FAMILIES for _ in range(NUM_SETTINGS_PER_FAMILY)]
+    return list(zip(families, cycle(PAIRWISE_SETTINGS), strict=False))
+
+
+@pytest.mark.parametrize(("family", "settings"), normal_cases(), ids=str)
+def test_tokens_equal_generate(family, settings, subjects, judge):
+    judge(subjects(family).run(settings))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_equal_generate_under_all_settings(family, subjects, judge):
+    total = Parity()
+    for settings in ALL_SETTINGS:
+        parity = subjects(family).run(settings)
+        assert not parity.mistakes, f"{settings}: {parity}"
+        total.merge(parity)
+    judge(total)
+
+
+def test_the_settings_cover_every_pair():
+    fields = Settings.__slots__
+    for one, other in combinations(fields, 2):
+        wanted = {(getattr(s, one), getattr(s, other)) for s in ALL_SETTINGS}
+        found = {(getattr(s, one), getattr(s, other)) for s in PAIRWISE_SETTINGS}
+        assert found == wanted, f"{one}, {other}: {wanted - found}"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_oracle_answers_variedly(family, subjects):
+    """Answers that repeat one token, or are all alike, would hide mistakes."""
+    answers = subjects(family).references
+    assert len({tuple(answer) for answer in answers}) >= len(PROMPTS) - 2
+    assert len({token for answer in answers for token in answer}) >= 40
+
+
+@pytest.mark.parametrize("family", SLIDING_FAMILIES)
+def test_the_oracle_sees_windows_crossed_in_prefill_and_in_decode(family, subjects):
+    """Its answers would be others if a window were ignored, whenever it is crossed."""
+    unlimited = make_family(family, sliding_window=4096)
+    crossed_in_prefill = next(i for i, prompt in enumerate(PROMPTS) if len(prompt) > 2 * WINDOW)
+    crossed_in_decode = next(i for i, prompt in enumerate(PROMPTS) if 1 < len(prompt) < WINDOW)
+    for index in (crossed_in_prefill, crossed_in_decode):
+        answer = reference_tokens(unlimited, [PROMPTS[index]], MAX_NEW_TOKENS)[0]
+        assert answer != subjects(family).references[index]

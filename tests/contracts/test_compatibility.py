@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,10 @@ from api_schemas.support import CHAT_FIELDS, COMPLETION_FIELDS, Handling
 from engine.config_checks import REFUSED_FIELDS, check_config
 from scripts.compatibility import ENTRY_POINTS, MANAGER_METHODS, PAGE, render
 
-NO_DEPRECATED = dict.fromkeys(engine.ContinuousBatchingConfig.DEPRECATED_FIELDS)
+
+def config_with(field: str, value: Any) -> engine.ContinuousBatchingConfig:
+    settings: dict[str, Any] = {field: value}
+    return engine.ContinuousBatchingConfig(**settings)
 
 
 def parameters_of(function):
@@ -61,11 +65,10 @@ def test_the_configuration_has_the_documented_fields_and_defaults():
 @pytest.mark.parametrize("field", REFUSED_FIELDS)
 def test_a_refused_field_is_refused_by_name_and_its_neutral_values_pass(field):
     device = torch.device("cpu")
-    config = engine.ContinuousBatchingConfig()
     for neutral in REFUSED_FIELDS[field][0]:
-        check_config(dataclasses.replace(config, **{field: neutral, **NO_DEPRECATED}), device)
+        check_config(config_with(field, neutral), device)
     with pytest.raises(engine.UnsupportedConfigError, match=field) as refusal:
-        check_config(dataclasses.replace(config, **{field: 7, **NO_DEPRECATED}), device)
+        check_config(config_with(field, 7), device)
     assert refusal.value.field == field
 
 

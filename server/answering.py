@@ -7,7 +7,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from starlette.requests import ClientDisconnect, Request
@@ -60,7 +60,7 @@ async def answer(
     return Response(text.encode() + b"\n", media_type="application/json", headers=headers)
 
 
-async def _frames(generation: Generation, renderer: AnswerRenderer) -> AsyncIterator[bytes]:
+async def _frames(generation: Generation, renderer: AnswerRenderer) -> AsyncGenerator[bytes, None]:
     """Yield the events of a stream."""
     async with aclosing(generation.deltas()) as deltas:
         async for numbered in deltas:

@@ -75,14 +75,15 @@ def _make_lifespan(state: ServerState) -> Any:
             yield
         finally:
             state.started = False
-            await asyncio.to_thread(state.manager.stop, block=True)
+            # Whoever waited for an answer has been told; nothing is worth finishing.
+            await asyncio.to_thread(state.manager.stop, block=True, hard_stop=True)
             state.encoder.close()
 
     return lifespan
 
 
 def _start_engine(state: ServerState) -> None:
-    """Start the engine thread and run what the first request would otherwise wait for."""
-    state.manager.start()
+    """Run what the first request would otherwise wait for, then start the engine thread."""
     state.manager.warmup()
+    state.manager.start()
     logger.info("serving %s", ", ".join(state.served_names))

@@ -31,13 +31,19 @@ class Manager(Protocol):
     def fatal_error(self) -> BaseException | None:
         """The error that ended the loop, if one did."""
 
+    def warmup(self) -> None:
+        """Run once what the first request would otherwise wait for; before `start`."""
+
     def start(self) -> None:
         """Start the engine thread."""
 
-    def warmup(self) -> None:
-        """Run once what the first request would otherwise wait for."""
-
-    def stop(self, block: bool = True, timeout: float | None = None) -> None:
+    def stop(
+        self,
+        block: bool = True,
+        timeout: float | None = None,
+        keep_for_next_session: bool = False,
+        hard_stop: bool = False,
+    ) -> None:
         """End the engine thread."""
 
     def is_running(self) -> bool:

@@ -154,13 +154,21 @@ def _describe_engine_error(error: EngineError) -> ErrorAnswer:
         param = WIRE_NAMES.get(error.param, error.param)
     elif isinstance(error, PromptTooLongError):
         param = "prompt"
-    message = _shorten(mapping.message or str(error))
+    message = _shorten(mapping.message or _in_wire_names(error))
     headers = {}
     if mapping.status in (429, 503):
         seconds = getattr(error, "retry_after_seconds", RETRY_AFTER_SECONDS)
         headers["Retry-After"] = str(max(1, math.ceil(seconds)))
     body = ErrorObject(message=message, type=mapping.type, param=param, code=mapping.code)
     return ErrorAnswer(mapping.status, body, headers)
+
+
+def _in_wire_names(error: EngineError) -> str:
+    """Return the error's text with the names that clients know."""
+    text = str(error)
+    if isinstance(error, InvalidRequestError) and error.param in WIRE_NAMES:
+        return text.replace(error.param, WIRE_NAMES[error.param])
+    return text
 
 
 def _describe_validation(error: ValidationError) -> ErrorAnswer:

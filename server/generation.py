@@ -34,8 +34,9 @@ class Choice:
         if self.stream is None:
             yield TextDelta(finish_reason=FinishReason.LENGTH)
             return
-        async for delta in decode(self.stream, self.assembler):
-            yield delta
+        async with aclosing(decode(self.stream, self.assembler)) as deltas:
+            async for delta in deltas:
+                yield delta
 
 
 class Generation:
@@ -60,8 +61,9 @@ class Generation:
         """Yield the text of all choices as it comes; whatever ends it, nothing runs on."""
         try:
             if len(self.choices) == 1:
-                async for delta in self.choices[0].deltas():
-                    yield Numbered(0, delta)
+                async with aclosing(self.choices[0].deltas()) as deltas:
+                    async for delta in deltas:
+                        yield Numbered(0, delta)
                 return
             sources = [choice.deltas() for choice in self.choices]
             async with aclosing(interleave(sources)) as merged:

@@ -5,7 +5,8 @@ sources and nothing piles up here. Event loop only.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -28,12 +29,12 @@ class _Ended:
 
 
 async def interleave(
-    sources: Sequence[AsyncIterator[Item]],
+    sources: Sequence[AsyncGenerator[Item, None]],
 ) -> AsyncGenerator[Numbered[Item], None]:
     """Yield the items of all sources; an error in one ends all.
 
     Args:
-        sources: Async iterators; each is read to its end, or cancelled.
+        sources: Async generators; each is read to its end, or closed.
     """
     queue: asyncio.Queue[Numbered[Item] | _Ended] = asyncio.Queue(maxsize=1)
     tasks = [
@@ -56,13 +57,14 @@ async def interleave(
 
 
 async def _forward(
-    index: int, source: AsyncIterator[Item], queue: "asyncio.Queue[Numbered[Item] | _Ended]"
+    index: int, source: AsyncGenerator[Item, None], queue: "asyncio.Queue[Numbered[Item] | _Ended]"
 ) -> None:
     """Put the items of one source into the queue, then how it ended."""
     error = None
     try:
-        async for item in source:
-            await queue.put(Numbered(index, item))
+        async with aclosing(source):
+            async for item in source:
+                await queue.put(Numbered(index, item))
     except Exception as caught:  # noqa: BLE001 - handed to the reader, which raises it
         error = caught
     await queue.put(_Ended(error))

@@ -5,7 +5,8 @@ leaving, the generation is closed with it. Event loop only.
 """
 
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 
 from pydantic import BaseModel
 from sse_starlette import EventSourceResponse
@@ -30,11 +31,12 @@ def error_frame(error: BaseException) -> bytes:
     return b"data: " + describe_error(error).body().rstrip() + b"\n\n"
 
 
-async def guard(frames: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def guard(frames: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
     """Pass frames on; an error becomes an event, and [DONE] comes last in any case."""
     try:
-        async for one in frames:
-            yield one
+        async with aclosing(frames):
+            async for one in frames:
+                yield one
     except EngineError as error:
         logger.warning("a stream ended early: %s", error)
         yield error_frame(error)
@@ -48,7 +50,11 @@ class EventStream(EventSourceResponse):
     """An event stream that releases what it streams from, even if it never began."""
 
     def __init__(
-        self, frames: AsyncIterator[bytes], *, close: Callable[[], None], headers: dict[str, str]
+        self,
+        frames: AsyncGenerator[bytes, None],
+        *,
+        close: Callable[[], None],
+        headers: dict[str, str],
     ) -> None:
         """Prepare the response.
 

@@ -5,7 +5,7 @@ piece carries every token that it took to make its text, so that token ids, log-
 counts stay aligned with the text and none is lost or sent twice. Event loop only.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
 from api_schemas import FinishReason
@@ -142,7 +142,9 @@ class TextAssembler:
         pending.stop_reason = delta.stop_reason
 
 
-async def decode(stream: CompletionStream, assembler: TextAssembler) -> AsyncIterator[TextDelta]:
+async def decode(
+    stream: CompletionStream, assembler: TextAssembler
+) -> AsyncGenerator[TextDelta, None]:
     """Yield the text of a request piece by piece; a stop string ends the request itself.
 
     Raises:

@@ -1,0 +1,137 @@
+"""Wire names to the engine's arguments."""
+
+import pytest
+from transformers import GenerationConfig
+
+from api_schemas import ChatCompletionRequest, CompletionRequest
+from server.parameters import (
+    OPENAI_DEFAULTS,
+    RequestLimits,
+    check_limits,
+    sampling_defaults,
+    to_request_kwargs,
+    to_text_options,
+)
+from server.request_errors import ContextLengthError, RequestError
+
+LIMITS = RequestLimits(max_model_tokens=100)
+
+
+def chat(**fields) -> ChatCompletionRequest:
+    messages = [{"role": "user", "content": "a"}]
+    return ChatCompletionRequest.model_validate({"messages": messages, **fields})
+
+
+def completion(**fields) -> CompletionRequest:
+    return CompletionRequest.model_validate({"prompt": "a", **fields})
+
+
+def arguments(body, *, prompt: int = 10, choice: int = 0, limits: RequestLimits = LIMITS) -> dict:
+    return to_request_kwargs(body, num_prompt_tokens=prompt, choice=choice, limits=limits)
+
+
+def test_a_silent_chat_leaves_everything_to_the_engine():
+    assert arguments(chat()) == {}
+
+
+def test_a_silent_completion_has_the_default_length():
+    assert arguments(completion()) == {"max_new_tokens": 16}
+    assert arguments(completion(), prompt=95) == {"max_new_tokens": 5}
+
+
+def test_defaults_yield_to_the_request():
+    limits = RequestLimits(max_model_tokens=100, sampling_defaults={"temperature": 0.3})
+    assert arguments(chat(), limits=limits) == {"temperature": 0.3}
+    assert arguments(chat(temperature=0), limits=limits) == {"temperature": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (GenerationConfig(), {"temperature": 1.0}),
+        (GenerationConfig(temperature=0.6, top_p=0.9), {"temperature": 0.6}),
+        (GenerationConfig(do_sample=False), {}),
+        (GenerationConfig(do_sample=True, temperature=0.7), {}),
+        (None, {"temperature": 1.0}),
+    ],
+)
+def test_the_models_defaults_rule_as_far_as_they_go(config, expected):
+    assert sampling_defaults("model", config) == expected
+
+
+def test_openai_defaults_replace_the_models():
+    assert sampling_defaults("openai", GenerationConfig(do_sample=False)) == OPENAI_DEFAULTS
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**63 - 1, -1])
+def test_choices_have_seeds_of_their_own_in_range(seed):
+    seeds = [arguments(chat(seed=seed, n=3), choice=choice)["seed"] for choice in range(3)]
+    assert len(set(seeds)) == 3
+    assert all(0 <= one < 2**63 for one in seeds)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (chat(logprobs=True), 0),
+        (chat(logprobs=True, top_logprobs=5), 5),
+        (completion(logprobs=0), 0),
+        (completion(logprobs=3), 3),
+    ],
+)
+def test_logprobs_ask_for_alternatives(body, expected):
+    assert arguments(body)["top_logprobs"] == expected
+
+
+@pytest.mark.parametrize("body", [chat(max_tokens=91), completion(max_tokens=91)])
+def test_an_answer_that_does_not_fit_is_refused_with_the_numbers(body):
+    with pytest.raises(ContextLengthError, match=r"100 tokens.*10 in.*max_tokens.*91") as caught:
+        arguments(body)
+    assert caught.value.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("prompt", [100, 5000])
+def test_a_prompt_without_room_is_refused(prompt):
+    for body, param in ((chat(), "messages"), (completion(max_tokens=1), "prompt")):
+        with pytest.raises(ContextLengthError, match=str(prompt)) as caught:
+            arguments(body, prompt=prompt)
+        assert caught.value.param == param
+        assert "max_tokens" not in str(caught.value), "the prompt alone is to blame"
+
+
+def test_minus_one_is_all_that_fits():
+    assert arguments(chat(max_tokens=-1))["max_new_tokens"] == 90
+    assert arguments(chat(max_completion_tokens=-1, max_tokens=3))["max_new_tokens"] == 90
+
+
+def test_min_tokens_must_fit():
+    with pytest.raises(RequestError) as caught:
+        arguments(chat(min_tokens=91))
+    assert caught.value.param == "min_tokens"
+    assert arguments(chat(min_tokens=90))["min_new_tokens"] == 90
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (chat(n=17), "n"),
+        (chat(stop=[str(number) for number in range(17)]), "stop"),
+        (chat(logprobs=True, top_logprobs=21), "top_logprobs"),
+        (completion(logprobs=21), "logprobs"),
+        (completion(prompt=["a"] * 129), "prompt"),
+    ],
+)
+def test_limits_are_the_operators(body, param):
+    with pytest.raises(RequestError) as caught:
+        check_limits(body, LIMITS)
+    assert caught.value.param == param
+    wide = RequestLimits(100, 1000, 1000, 1000, 1000)
+    check_limits(body, wide)
+
+
+def test_text_options_come_from_the_request():
+    options = to_text_options(
+        chat(stop="a", include_stop_str_in_output=True, skip_special_tokens=False, min_tokens=3)
+    )
+    assert (options.stops, options.include_stop) == (("a",), True)
+    assert (options.skip_special_tokens, options.min_tokens) == (False, 3)

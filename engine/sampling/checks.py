@@ -51,7 +51,7 @@ def as_float(name: str, value: object, low: float, high: float) -> float:
         number = float(value)
     except OverflowError:  # an int beyond the range of floats
         number = math.inf
-    if not (math.isfinite(number) and low <= number <= high):
+    if not low <= number <= high:  # NaN lies in no range
         raise _wrong(name, value, _range_text("a finite number", low, high))
     return number
 

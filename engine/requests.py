@@ -67,7 +67,6 @@ class GenerationOutput:
 
     Attributes:
         request_id: The request's id.
-        prompt_ids: The prompt's token ids.
         status: The request's status at this moment.
         error: Text of the error that ended the request, or None.
         exception: The error itself, or None.
@@ -82,17 +81,15 @@ class GenerationOutput:
     """
 
     __slots__ = (
-        "_generated", "_logprobs", "_num_generated", "_timestamps", "_token_logprobs",
+        "_generated", "_logprobs", "_num_generated", "_prompt", "_timestamps", "_token_logprobs",
         "created_time", "error", "exception", "finish_reason", "lifespan", "new_logprobs",
-        "new_tokens", "num_cached_tokens", "num_preemptions", "prompt_ids", "request_id", "status",
-        "stop_reason",
+        "new_tokens", "num_cached_tokens", "num_preemptions", "request_id", "status", "stop_reason",
     )  # fmt: skip
 
     def __init__(self, state: "RequestState") -> None:
         """Take a snapshot of a request; marks its tokens as delivered by this output."""
         first_new = state.num_delivered
         self.request_id = state.request_id
-        self.prompt_ids = state.prompt_ids
         self.status = state.status
         self.exception = state.exception
         self.error = None if state.exception is None else str(state.exception)
@@ -105,10 +102,16 @@ class GenerationOutput:
         self.new_tokens = state.generated_tokens[first_new:]
         self.new_logprobs = state.token_logprobs[first_new:]
         self._num_generated = len(state.generated_tokens)
+        self._prompt = state.prompt_ids
         self._generated = state.generated_tokens
         self._logprobs = state.logprobs
         self._token_logprobs = state.token_logprobs
         self._timestamps = state.timestamps
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """The prompt's token ids."""
+        return self._prompt.copy()
 
     @property
     def generated_tokens(self) -> list[int]:
@@ -138,7 +141,7 @@ class GenerationOutput:
         """Show what one looks for in a log, not the whole token lists."""
         return (
             f"GenerationOutput({self.request_id!r}, {self.status.name}, "
-            f"{len(self.prompt_ids)} prompt tokens, {self._num_generated} generated, "
+            f"{len(self._prompt)} prompt tokens, {self._num_generated} generated, "
             f"error={self.error!r})"
         )
 

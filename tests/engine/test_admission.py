@@ -2,6 +2,7 @@
 
 import threading
 import time
+from functools import partial
 
 import pytest
 
@@ -65,12 +66,15 @@ def test_no_place_is_given_twice():
     waiters = [threading.Thread(target=gate.acquire_in_turn) for _ in range(4)]
     for waiter in waiters:
         waiter.start()
-    while waiters:
+    for num_left in (3, 2, 1, 0):
         gate.release()
-        until(lambda: not all(waiter.is_alive() for waiter in waiters))
+        until(partial(has_left, waiters, num_left))
         assert gate.num_waiting == 1
-        waiters = [waiter for waiter in waiters if waiter.is_alive()]
     gate.release()
+
+
+def has_left(waiters, count):
+    return sum(waiter.is_alive() for waiter in waiters) == count
 
 
 def test_closing_turns_away_who_waits():

@@ -1,0 +1,180 @@
+"""From what a user set to numbers: each setting that is read changes one of them."""
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import GenerationConfig
+
+from engine import (
+    CacheTooSmallError,
+    ContinuousBatchingConfig,
+    UnsupportedConfigError,
+    WorkloadHints,
+    resolve,
+)
+from engine.attention import select_backend
+from engine.resolve import resolve_config
+from tests.engine.test_config import READ_FIELDS
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    """A machine with 1 GiB to give; the test may change it."""
+    memory = SimpleNamespace(available=GIB)
+    monkeypatch.setattr(resolve, "available_bytes", lambda device: memory.available)
+    return memory
+
+
+@pytest.fixture
+def resolved(tiny_model, memory):
+    """A function from fields of the configuration to resolved numbers."""
+
+    def resolve_fields(hints=WorkloadHints(), **fields):  # noqa: B008 - frozen
+        config = ContinuousBatchingConfig(**fields)
+        return resolve_config(config, hints, tiny_model.causal_lm, tiny_model.geometry)
+
+    return resolve_fields
+
+
+# Field -> (value to set, what it changes, what that becomes).
+EFFECTS = {
+    "page_size": (32, "page_size", 32),
+    "num_blocks": (7, "num_blocks", 7),
+    "max_batch_tokens": (33, "max_batch_tokens", 33),
+    "max_requests_per_batch": (5, "max_requests_per_batch", 5),
+    "allow_block_sharing": (False, "allow_block_sharing", False),
+    "scheduler_type": ("prefill_first", "scheduler_type", "prefill_first"),
+    "return_logprobs": (True, "return_logprobs", True),
+    "seed": (11, "seed", 11),
+    "max_queue_size": (9, "max_queue_size", 9),
+}
+ELSEWHERE = {
+    "max_memory_percent": "test_the_cache_takes_its_share_of_the_memory",
+    "safety_margin": "test_the_safety_margin_keeps_blocks_from_new_requests",
+    "auto_switch_to_flash": "test_flash_is_taken_only_where_it_is_allowed",
+    "per_request_processors": "test_requests_have_parameters_of_their_own_either_way",
+    "drop_unsupported_processors": "test_unsupported_processors_are_dropped_or_refused",
+}
+
+
+def test_each_field_that_is_read_has_its_effect_shown():
+    assert EFFECTS.keys() | ELSEWHERE.keys() == READ_FIELDS
+    assert set(ELSEWHERE.values()) <= globals().keys()
+
+
+@pytest.mark.parametrize("field", EFFECTS)
+def test_a_field_has_its_effect(field, resolved):
+    value, changed, expected = EFFECTS[field]
+    assert getattr(resolved(), changed) != expected
+    assert getattr(resolved(**{field: value}), changed) == expected
+
+
+def test_the_cache_takes_its_share_of_the_memory(resolved, memory):
+    default = resolved()
+    assert default.cache_bytes == pytest.approx(0.6 * GIB, rel=0.1)
+    assert resolved(max_memory_percent=0.3).cache_bytes < 0.55 * default.cache_bytes
+    memory.available = 2 * GIB
+    assert resolved().num_blocks > 1.9 * default.num_blocks
+
+
+def test_the_safety_margin_keeps_blocks_from_new_requests(resolved):
+    assert resolved(num_blocks=100).num_reserved_blocks == 15
+    assert resolved(num_blocks=100, scheduler_type="prefill_first").num_reserved_blocks == 0
+    assert resolved(num_blocks=100, safety_margin=0.5).num_reserved_blocks == 50
+    assert resolved(num_blocks=100, safety_margin=0).num_reserved_blocks == 0
+
+
+def test_flash_is_taken_only_where_it_is_allowed(monkeypatch):
+    monkeypatch.setattr(select_backend.importlib.util, "find_spec", lambda name: object())
+
+    def choice(allow, device="cuda", dtype=torch.bfloat16, page_size=256, sinks=False):
+        return select_backend.choose_backend(
+            torch.device(device), dtype, page_size, allow_flash=allow, has_sinks=sinks
+        )
+
+    assert choice(True).name == "flash"
+    for refused in (
+        choice(False),
+        choice(True, device="cpu"),
+        choice(True, dtype=torch.float32),
+        choice(True, page_size=16),
+        choice(True, sinks=True),
+    ):
+        assert refused.name == "torch"
+        assert refused.reason
+
+
+@pytest.mark.parametrize("per_request", [True, False])
+def test_requests_have_parameters_of_their_own_either_way(per_request, make_manager):
+    manager = make_manager(per_request_processors=per_request)
+    manager.start()
+    manager.add_request([1, 2], "greedy", max_new_tokens=6, temperature=0.0)
+    manager.add_request([1, 2], "random", max_new_tokens=6, temperature=50.0, seed=1)
+    outputs = {output.request_id: output.generated_tokens for output in manager}
+    assert outputs["greedy"] != outputs["random"]
+
+
+def test_unsupported_processors_are_dropped_or_refused(tiny_model, caplog):
+    generation = GenerationConfig(no_repeat_ngram_size=2, eos_token_id=None)
+    strict = ContinuousBatchingConfig(num_blocks=8, drop_unsupported_processors=False)
+    with pytest.raises(UnsupportedConfigError, match="no_repeat_ngram_size"):
+        tiny_model.init_continuous_batching(generation, strict)
+    with caplog.at_level(logging.WARNING):
+        tiny_model.init_continuous_batching(generation, ContinuousBatchingConfig(num_blocks=8))
+    assert "no_repeat_ngram_size" in caplog.text
+
+
+def test_hints_bound_the_requests_but_do_not_overrule_a_setting(resolved):
+    few = WorkloadHints(num_requests=3)
+    assert resolved().max_requests_per_batch == 256
+    assert resolved(hints=few).max_requests_per_batch == 3
+    assert resolved(hints=few, max_requests_per_batch=8).max_requests_per_batch == 8
+    assert resolved(hints=WorkloadHints(num_requests=9999)).max_requests_per_batch == 256
+
+
+def test_each_running_request_has_a_token_in_every_step(resolved):
+    """With more requests than tokens, the oldest could be left out of a step."""
+    assert resolved(max_batch_tokens=4, max_requests_per_batch=9).max_requests_per_batch == 4
+    assert resolved(max_batch_tokens=2000).max_requests_per_batch == 1024
+
+
+def test_a_request_may_use_what_both_the_model_and_the_cache_hold(resolved):
+    assert resolved(num_blocks=3, page_size=16).max_model_tokens == 48
+    assert resolved(num_blocks=100, page_size=16).max_model_tokens == 512
+
+
+def test_more_blocks_than_the_memory_holds_are_refused_with_the_numbers(resolved):
+    with pytest.raises(CacheTooSmallError, match=r"num_blocks is 1000000.*1,073,741,824"):
+        resolved(num_blocks=1_000_000)
+
+
+def test_a_memory_that_holds_no_two_blocks_is_refused(resolved, memory):
+    memory.available = 10_000
+    with pytest.raises(CacheTooSmallError):
+        resolved()
+
+
+def test_a_bad_value_is_refused_before_the_memory_is_asked_for(resolved, monkeypatch):
+    monkeypatch.setattr(resolve, "available_bytes", lambda device: pytest.fail("asked"))
+    with pytest.raises(UnsupportedConfigError):
+        resolved(page_size=1)
+
+
+def test_the_table_names_each_number_with_its_reason(resolved):
+    rows = {name: (value, reason) for name, value, reason in resolved(num_blocks=7).describe()}
+    assert rows["num_blocks"] == ("7 (1,792 tokens)", "as set")
+    assert rows["max_queue_size"][0] == "unlimited"
+    assert rows["seed"][0] == "random"
+    assert rows["max_batch_tokens"] == ("256 tokens", "default on cpu")
+    assert rows["max_model_tokens"] == ("512 tokens", "the model's positions")
+    assert all(value and reason for value, reason in rows.values())
+
+
+def test_the_users_configuration_is_not_changed(tiny_model):
+    config = ContinuousBatchingConfig(num_blocks=8)
+    tiny_model.init_continuous_batching(continuous_batching_config=config)
+    assert config == ContinuousBatchingConfig(num_blocks=8)

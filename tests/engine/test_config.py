@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,11 @@ from engine import ContinuousBatchingConfig, UnsupportedConfigError, WorkloadHin
 from engine.config_checks import REFUSED_FIELDS, check_config
 
 CPU = torch.device("cpu")
-DEPRECATED = {"use_default_compile_configs": True, "max_cached_graphs": 3, "block_size": 32}
+DEPRECATED: dict[str, Any] = {
+    "use_default_compile_configs": True,
+    "max_cached_graphs": 3,
+    "block_size": 32,
+}
 DOCUMENTED = inspect.signature(transformers.ContinuousBatchingConfig).parameters
 # Fields that something reads; tests/engine/test_resolve.py shows for each what it changes.
 READ_FIELDS = {
@@ -31,7 +36,7 @@ READ_FIELDS = {
     "per_request_processors",
     "drop_unsupported_processors",
 }
-WANTED_VALUES = {
+WANTED_VALUES: dict[str, Any] = {
     "max_blocks_per_request": 8,
     "use_async_batching": True,
     "use_cuda_graph": (True, False),

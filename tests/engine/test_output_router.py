@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from engine.output_router import OutputRouter
-from engine.requests import FinishReason, RequestStatus
+from engine.requests import FinishReason, GenerationOutput, RequestStatus
 from engine.result_store import ResultStore
 from tests.engine.builders import make_request
 
@@ -60,7 +60,7 @@ def loops():
 
 
 async def test_a_handler_gets_its_requests_outputs_in_order_and_then_goes(router):
-    received = []
+    received: list[GenerationOutput] = []
     router.register("a", received.append)
     outputs = outputs_of("a", 3)
     for output in outputs:
@@ -72,7 +72,7 @@ async def test_a_handler_gets_its_requests_outputs_in_order_and_then_goes(router
 
 
 async def test_outputs_without_a_handler_go_to_the_store(router):
-    received = []
+    received: list[GenerationOutput] = []
     router.register("a", received.append)
     (mine,), (other,) = outputs_of("a", 1), outputs_of("b", 1)
     router.deliver([other, mine])
@@ -88,7 +88,7 @@ def test_registering_needs_a_running_event_loop(router):
 
 
 async def test_an_unregistered_handler_is_not_called(router):
-    received = []
+    received: list[GenerationOutput] = []
     router.register("a", received.append)
     router.unregister("a")
     router.unregister("never registered")
@@ -100,7 +100,7 @@ async def test_an_unregistered_handler_is_not_called(router):
 
 def test_handlers_run_on_the_loops_they_were_registered_on(router, loops):
     """The reference calls all of a step's handlers on the loop of one of them."""
-    called = {"a": [], "b": []}
+    called: dict[str, list[threading.Thread]] = {"a": [], "b": []}
     for name, loop in zip(called, loops, strict=True):
         loop.call(
             lambda name=name: router.register(
@@ -118,18 +118,19 @@ def test_a_step_wakes_a_loop_once_however_many_streams_it_has(router, loops, mon
     for number in range(20):
         loops[0].call(lambda number=number: router.register(f"r{number}", lambda _: None))
     wakes = []
-    real = loops[0].loop.call_soon_threadsafe
-    monkeypatch.setattr(
-        loops[0].loop,
-        "call_soon_threadsafe",
-        lambda *args, **kwargs: wakes.append(args) or real(*args, **kwargs),
-    )
+    wake = loops[0].loop.call_soon_threadsafe
+
+    def counted(*args, **options):
+        wakes.append(args)
+        return wake(*args, **options)
+
+    monkeypatch.setattr(loops[0].loop, "call_soon_threadsafe", counted)
     router.deliver([output for n in range(20) for output in outputs_of(f"r{n}", 1)])
     assert len(wakes) == 1
 
 
 def test_a_closed_loop_does_not_keep_others_from_their_outputs(router, loops, caplog):
-    received = []
+    received: list[GenerationOutput] = []
     loops[0].call(lambda: router.register("a", received.append))
     loops[1].call(lambda: router.register("b", received.append))
     loops[0].close()
@@ -143,7 +144,7 @@ def test_a_closed_loop_does_not_keep_others_from_their_outputs(router, loops, ca
 
 
 async def test_a_handler_that_raises_does_not_keep_others_from_theirs(router, caplog):
-    received = []
+    received: list[GenerationOutput] = []
 
     def raising(output):
         raise ValueError("the caller's own fault")
@@ -158,7 +159,7 @@ async def test_a_handler_that_raises_does_not_keep_others_from_theirs(router, ca
 
 
 async def test_a_handler_may_unregister_itself_while_it_runs(router):
-    received = []
+    received: list[GenerationOutput] = []
 
     def once(output):
         received.append(output)

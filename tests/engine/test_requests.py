@@ -49,7 +49,8 @@ def test_deltas_join_to_the_whole():
         outputs.append(state.make_output())
     assert [output.new_tokens for output in outputs] == [[0], [], [0, 1, 2]]
     assert [len(output.new_logprobs) for output in outputs] == [1, 0, 3]
-    assert sum((output.new_tokens for output in outputs), []) == state.generated_tokens
+    joined = [token for output in outputs for token in output.new_tokens]
+    assert joined == state.generated_tokens
 
 
 def test_timestamps_are_none_unless_recorded():

@@ -89,7 +89,7 @@ def test_the_safety_margin_keeps_blocks_from_new_requests(resolved):
 
 
 def test_flash_is_taken_only_where_it_is_allowed(monkeypatch):
-    monkeypatch.setattr(select_backend.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
 
     def choice(allow, device="cuda", dtype=torch.bfloat16, page_size=256, sinks=False):
         return select_backend.choose_backend(

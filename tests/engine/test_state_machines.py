@@ -1,0 +1,232 @@
+"""Random walks, shrunk to the shortest failure, over the blocks and over the scheduler.
+
+The walk over blocks keeps the memory of a cache beside them: each slot holds all tokens up to its
+own. What is attached to a request is compared with that, so that a wrong hit is seen at once.
+"""
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from engine.cache import prefix_index
+from engine.cache.block_manager import BlockManager
+from engine.requests import RequestState
+from engine.scheduler import Scheduler
+from tests.engine.builders import make_request, make_scheduler
+from tests.engine.checksum_model import ChecksumEngine, expected_answer
+from tests.engine.soundness import check_blocks, check_idle, check_scheduler
+
+PAGE = 4
+# Few tokens, so that prompts share much, and short ones, so that a pool is soon full.
+TOKENS = st.integers(0, 2)
+PROMPTS = st.lists(TOKENS, min_size=1, max_size=14)
+NORMAL = settings(
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+LONG = settings(NORMAL, max_examples=5_000, stateful_step_count=100)
+
+
+class BlockWalk(RuleBasedStateMachine):
+    """Requests that come, grow and go, over a pool that is too small for all of them."""
+
+    holders = Bundle("holders")
+
+    @initialize(num_blocks=st.integers(2, 9), sharing=st.booleans())
+    def start(self, num_blocks, sharing):
+        self.blocks = BlockManager(num_blocks, PAGE, allow_sharing=sharing)
+        self.memory: dict[int, tuple[int, ...]] = {}
+        self.live: list[RequestState] = []
+        self.num_made = 0
+
+    @rule(target=holders, prompt=PROMPTS, salt=st.sampled_from(["", "", "other"]))
+    def attach(self, prompt, salt):
+        request = make_request(f"r{self.num_made}", prompt, salt)
+        self.num_made += 1
+        self._attach(request)
+        return request
+
+    @rule(request=holders, count=st.integers(1, 6))
+    def compute(self, request, count):
+        stop = min(request.num_computed + count, request.num_tokens)
+        free = self.blocks.pool.num_free
+        missing = self.blocks.num_missing_blocks(request, stop)
+        assert self.blocks.extend(request, stop) == (missing <= free)
+        if missing > free:
+            return
+        for position in range(request.num_computed, stop):
+            self.memory[self._slot(request, position)] = self._history(request, position)
+        request.num_computed = stop
+        self.blocks.commit(request)
+
+    @rule(request=holders, token=TOKENS)
+    def accept(self, request, token):
+        if request.num_missing_tokens == 0:
+            request.generated_tokens.append(token)
+
+    @rule(request=consumes(holders), discard=st.booleans())
+    def end(self, request, discard):
+        self._let_go(request, discard=discard)
+
+    @rule(target=holders, request=consumes(holders))
+    def preempt_and_come_back(self, request):
+        self._let_go(request)
+        request.num_preemptions += 1
+        self._attach(request)
+        return request
+
+    @rule(prompt=PROMPTS)
+    def attach_in_vain(self, prompt):
+        request = make_request("vain", prompt)
+        free = self.blocks.pool.num_free
+        self.blocks.attach_prefix(request)
+        self.blocks.detach(request)
+        assert self.blocks.pool.num_free == free
+
+    @precondition(lambda self: not self.live)
+    @rule()
+    def everything_is_free_when_nobody_is_left(self):
+        assert self.blocks.pool.num_free == self.blocks.pool.num_blocks
+
+    @invariant()
+    def accounts_are_exact(self):
+        if hasattr(self, "blocks"):
+            check_blocks(self.blocks, self.live)
+
+    def teardown(self):
+        for request in getattr(self, "live", []):
+            self.blocks.free(request)
+
+    def _attach(self, request):
+        copy = self.blocks.attach_prefix(request)
+        self.live.append(request)
+        if copy is not None:
+            for offset in range(copy.num_slots):
+                copied = self.memory[copy.source * PAGE + offset]
+                self.memory[copy.destination * PAGE + offset] = copied
+        assert request.num_computed < request.num_tokens
+        for position in range(request.num_computed):
+            found = self.memory[self._slot(request, position)]
+            assert found == self._history(request, position), "another request's tokens were found"
+
+    def _let_go(self, request, *, discard=False):
+        self.live.remove(request)
+        self.blocks.free(request, discard=discard)
+
+    def _slot(self, request, position):
+        return request.block_ids[position // PAGE] * PAGE + position % PAGE
+
+    def _history(self, request, position):
+        return (request.salt, *request.tokens_between(0, position + 1).tolist())
+
+
+class SchedulerWalk(RuleBasedStateMachine):
+    """A scheduler over the checksum model, whose answers are wrong if anything else is."""
+
+    waiting_or_running = Bundle("waiting_or_running")
+
+    @initialize(
+        extra=st.integers(0, 6),
+        kind=st.sampled_from(["fifo", "prefill_first"]),
+        sharing=st.booleans(),
+        max_batch_tokens=st.sampled_from([3, 8, 64]),
+        reserved=st.integers(0, 2),
+    )
+    def start(self, extra, kind, sharing, max_batch_tokens, reserved):
+        self.engine = ChecksumEngine(
+            make_scheduler(
+                6 + extra,
+                PAGE,
+                kind=kind,
+                sharing=sharing,
+                max_batch_tokens=max_batch_tokens,
+                max_requests=3,
+                num_reserved_blocks=reserved,
+            ),
+            vocab_size=3,
+        )
+        self.requests: list[RequestState] = []
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self.engine.scheduler
+
+    @rule(target=waiting_or_running, prompt=PROMPTS, max_new_tokens=st.integers(1, 9))
+    def add(self, prompt, max_new_tokens):
+        name = f"r{len(self.requests)}"
+        request = make_request(name, prompt, max_new_tokens=max_new_tokens)
+        self.requests.append(request)
+        self.scheduler.add(request)
+        return request
+
+    @precondition(lambda self: self.scheduler.has_requests())
+    @rule(count=st.integers(1, 5))
+    def steps(self, count):
+        for _ in range(count):
+            if self.scheduler.has_requests():
+                self.engine.step()
+
+    @rule(request=consumes(waiting_or_running), fails=st.booleans())
+    def end(self, request, fails):
+        if request.is_finished():
+            return
+        if fails:
+            self.scheduler.fail(request, ValueError("as if its row had raised"))
+        else:
+            self.scheduler.cancel(request)
+
+    @rule(request=waiting_or_running)
+    def preempt(self, request):
+        if request.request_id in self.scheduler.running:
+            self.scheduler.preempt(request)
+
+    @invariant()
+    def accounts_are_exact(self):
+        if hasattr(self, "engine"):
+            check_scheduler(self.scheduler)
+            self.engine.check_findable_blocks()
+
+    @invariant()
+    def answers_are_those_of_each_request_alone(self):
+        for request in getattr(self, "requests", []):
+            expected = expected_answer(request.prompt_ids, request.params, vocab_size=3)
+            count = len(request.generated_tokens)
+            assert request.generated_tokens == expected[:count]
+
+    def teardown(self):
+        if not hasattr(self, "engine"):
+            return
+        while self.scheduler.has_requests():
+            self.engine.step()
+        check_idle(self.scheduler)
+
+
+MACHINES = [BlockWalk, SchedulerWalk]
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_random_walks_keep_every_invariant(machine):
+    run_state_machine_as_test(machine, settings=NORMAL)
+
+
+def test_random_walks_find_no_wrong_block_when_names_collide(monkeypatch):
+    monkeypatch.setattr(prefix_index, "chain_hash", lambda parent, content: b"same")
+    run_state_machine_as_test(BlockWalk, settings=NORMAL)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("machine", MACHINES)
+def test_long_random_walks_keep_every_invariant(machine):
+    run_state_machine_as_test(machine, settings=LONG)

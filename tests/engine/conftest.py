@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from engine.cache.block_manager import BlockManager
 from engine.loop import EngineLoop
 from engine.requests import RequestState
 from engine.scheduler import Scheduler
+from tests.engine.control import ControlledRunner, control
 from tests.engine.soundness import check_blocks, check_idle, check_scheduler
 
 THREAD_NAME = "slipstream-engine"
@@ -120,6 +122,13 @@ def tiny_model() -> PagedModel:
         return wrap(LlamaForCausalLM(config).eval())
 
 
+class Controlled(NamedTuple):
+    """A manager and the runner in it."""
+
+    manager: ContinuousBatchingManager
+    runner: ControlledRunner
+
+
 MakeManager = Callable[..., ContinuousBatchingManager]
 
 
@@ -140,3 +149,18 @@ def make_manager(tiny_model) -> Iterator[MakeManager]:
         if manager.is_running():
             manager.stop(hard_stop=True)
         manager.destroy()
+
+
+@pytest.fixture
+def controlled(make_manager) -> Iterator[Callable[..., Controlled]]:
+    """Like `make_manager`, with a runner that the test controls; nothing is held in the end."""
+    runners = []
+
+    def make(**fields) -> Controlled:
+        manager = make_manager(**fields)
+        runners.append(control(manager))
+        return Controlled(manager, runners[-1])
+
+    yield make
+    for runner in runners:
+        runner.go()

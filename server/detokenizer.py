@@ -3,6 +3,8 @@
 A byte-level vocabulary is decoded exactly, through its bytes and an incremental UTF-8 decoder. For
 any other the tokenizer decodes a short window twice, with and without the new token, and the
 difference is the new text. Bytes that only begin a character are held; a genuine U+FFFD is not.
+One exception: where a run of <0xNN> tokens is broken, tokenizers turn all of it, even characters
+that were complete, into U+FFFD; here what was complete has been sent and stays.
 Holds the state of one choice; event loop only.
 """
 

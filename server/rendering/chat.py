@@ -55,6 +55,9 @@ class ChatRenderer:
         self._vocabulary = vocabulary
         self._prompt = list(prompt)
         self._usage = UsageCounter(len(prompt), num_choices)
+        self._no_details: dict[str, Any] = {"logprobs": None}
+        if options.token_ids:
+            self._no_details["token_ids"] = []
         self._begun: set[int] = set()
         self._collected: defaultdict[int, CollectedChoice] = defaultdict(CollectedChoice)
 
@@ -72,7 +75,7 @@ class ChatRenderer:
         details = self._details(delta)
         if delta.text:
             yield self._chunk(index, ChatDelta(content=delta.text), finish_reason=None, **details)
-            details = self._details(TextDelta())
+            details = self._no_details
         if delta.finish_reason is not None:
             yield self._chunk(index, ChatDelta(), **ending_fields(delta), **details)
 
@@ -118,6 +121,8 @@ class ChatRenderer:
 
     def _details(self, delta: TextDelta) -> dict[str, Any]:
         """Return what stands beside the text of a chunk."""
+        if not (delta.logprobs or self._options.token_ids):
+            return self._no_details
         entries = render_chat_logprobs(self._vocabulary, delta.logprobs)
         details: dict[str, Any] = {"logprobs": self._logprobs(entries) if entries else None}
         if self._options.token_ids:

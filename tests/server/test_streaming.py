@@ -185,6 +185,7 @@ def test_a_slow_reader_gets_its_text_merged_and_whole():
         live.manager.script = lambda _ids, _arguments: [300] * count
         body = {"prompt": "a", "stream": True, "max_tokens": count}
         with send(live, "/v1/completions", body, receive_buffer=16384) as connection:
+            live.manager.wait_until(lambda: live.manager.num_active == 1)
             live.manager.wait_until(lambda: live.manager.num_active == 0, seconds=60)
             live.manager.script = usual
             assert live.chat().status_code == 200, "a slow reader must not stall the others"

@@ -2,11 +2,19 @@
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
+from engine.models.loading import load_hf_model
+from server.model_store import find_model
+from server.settings import ModelSettings, cache_folder
 from tests.engine.parity.comparison import Parity
+from tests.engine.parity.default_model import DefaultModel
+from tests.engine.parity.families import make_family
+from tests.engine.parity.grid import MAX_NEW_TOKENS, make_prompts
 from tests.engine.parity.subject import Subject
 
 TOTAL = pytest.StashKey[Parity]()
@@ -25,7 +33,19 @@ def one_thread_for_tiny_models(request: pytest.FixtureRequest) -> Iterator[None]
 @pytest.fixture(scope="session")
 def subjects() -> Callable[[str], Subject]:
     """Make a family's model and the oracle's answers on first use."""
-    return lru_cache(Subject)
+    prompts = make_prompts()
+    return lru_cache(
+        lambda family: Subject(make_family(family), prompts, MAX_NEW_TOKENS, spare_tokens=48)
+    )
+
+
+@pytest.fixture(scope="session")
+def default_model() -> DefaultModel:
+    """The model that is served when none is named, fetched as a user's first start does it."""
+    folder = find_model(ModelSettings(), cache_folder()).folder
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    text = (Path(__file__).parents[3] / "LICENSE").read_text(encoding="utf-8")
+    return DefaultModel(load_hf_model(folder, device="cpu"), tokenizer.encode(text))
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """The settings under which tokens must not change, and the prompts that are run under them."""
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -11,8 +10,6 @@ from tests.engine.parity.families import VOCAB_SIZE
 NUM_PARALLEL = 16
 MAX_NEW_TOKENS = 20
 LONGEST_PROMPT = 90
-# In blocks: what the largest request takes, and a little for its neighbours to fight over.
-SMALL_CACHE_SPARE_TOKENS = 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +47,7 @@ class Settings:
             num_blocks = -(-longest_request // self.page_size) + spare_tokens // self.page_size
         return ContinuousBatchingConfig(
             page_size=self.page_size,
-            num_blocks=num_blocks or 4 * NUM_PARALLEL * (1 + longest_request // self.page_size),
+            num_blocks=num_blocks or 2 * NUM_PARALLEL * (1 + longest_request // self.page_size),
             max_batch_tokens=self.chunk,
             max_requests_per_batch=NUM_PARALLEL,
             allow_block_sharing=self.sharing,
@@ -101,8 +98,3 @@ def make_prompts(seed: int = 0) -> list[list[int]]:
     source.shuffle(prompts)
     assert len(prompts) == NUM_PARALLEL
     return prompts
-
-
-def longest_request(prompts: Sequence[Sequence[int]], max_new_tokens: int) -> int:
-    """Return the most tokens that a prompt and its answer take."""
-    return max(len(prompt) for prompt in prompts) + max_new_tokens

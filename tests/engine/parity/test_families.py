@@ -7,7 +7,6 @@ import pytest
 from tests.engine.parity.comparison import Parity, reference_tokens
 from tests.engine.parity.families import FAMILIES, SLIDING_FAMILIES, WINDOW, make_family
 from tests.engine.parity.grid import ALL_SETTINGS, MAX_NEW_TOKENS, PAIRWISE_SETTINGS, Settings
-from tests.engine.parity.subject import PROMPTS
 
 NUM_SETTINGS_PER_FAMILY = 3
 
@@ -46,16 +45,17 @@ def test_the_settings_cover_every_pair():
 def test_the_oracle_answers_variedly(family, subjects):
     """Answers that repeat one token, or are all alike, would hide mistakes."""
     answers = subjects(family).references
-    assert len({tuple(answer) for answer in answers}) >= len(PROMPTS) - 2
-    assert len({token for answer in answers for token in answer}) >= 40
+    assert len({tuple(answer) for answer in answers}) >= len(answers) - 2
+    assert len({token for answer in answers for token in answer}) >= 30
 
 
 @pytest.mark.parametrize("family", SLIDING_FAMILIES)
 def test_the_oracle_sees_windows_crossed_in_prefill_and_in_decode(family, subjects):
     """Its answers would be others if a window were ignored, whenever it is crossed."""
-    unlimited = make_family(family, sliding_window=4096)
-    crossed_in_prefill = next(i for i, prompt in enumerate(PROMPTS) if len(prompt) > 2 * WINDOW)
-    crossed_in_decode = next(i for i, prompt in enumerate(PROMPTS) if 1 < len(prompt) < WINDOW)
+    unlimited, subject = make_family(family, sliding_window=4096), subjects(family)
+    lengths = [len(prompt) for prompt in subject.prompts]
+    crossed_in_prefill = next(i for i, length in enumerate(lengths) if length > 2 * WINDOW)
+    crossed_in_decode = next(i for i, length in enumerate(lengths) if 1 < length < WINDOW)
     for index in (crossed_in_prefill, crossed_in_decode):
-        answer = reference_tokens(unlimited, [PROMPTS[index]], MAX_NEW_TOKENS)[0]
-        assert answer != subjects(family).references[index]
+        answer = reference_tokens(unlimited, [subject.prompts[index]], MAX_NEW_TOKENS)[0]
+        assert answer != subject.references[index]

@@ -1,0 +1,47 @@
+"""The default model, greedily: the tokens that `model.generate` gives to each prompt alone."""
+
+from itertools import product
+
+import pytest
+
+from tests.engine.parity.default_model import varied_lengths
+from tests.engine.parity.grid import Settings
+from tests.engine.parity.subject import Subject
+
+NORMAL_LENGTHS = [1, 40, 97, 600, 16, 150, 33, 64]
+NORMAL_SETTINGS = [
+    Settings(16, 64, True, True, "fifo"),
+    Settings(256, 512, False, False, "prefill_first"),
+]
+LONG_SETTINGS = [
+    *(
+        Settings(page_size, chunk, sharing, False, "fifo")
+        for page_size, chunk, sharing in product((16, 256), (64, 512), (True, False))
+    ),
+    Settings(16, 64, True, True, "fifo"),
+    Settings(16, 512, False, True, "prefill_first"),
+    Settings(256, 512, True, True, "fifo"),
+]
+
+
+@pytest.fixture(scope="session")
+def few_prompts(default_model) -> Subject:
+    return default_model.subject(NORMAL_LENGTHS, 16, spare_tokens=16)
+
+
+@pytest.fixture(scope="session")
+def many_prompts(default_model) -> Subject:
+    return default_model.subject(varied_lengths(64), 24, spare_tokens=512)
+
+
+# The first test of a session may have to fetch the model.
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("settings", NORMAL_SETTINGS, ids=str)
+def test_tokens_equal_generate(settings, few_prompts, judge):
+    judge(few_prompts.run(settings))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("settings", LONG_SETTINGS, ids=str)
+def test_tokens_of_64_prompts_equal_generate(settings, many_prompts, judge):
+    judge(many_prompts.run(settings))

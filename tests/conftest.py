@@ -35,7 +35,14 @@ def tiny_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def served_tiny_model(tiny_model_folder: Path) -> Iterator[ServeProcess]:
-    """A server process that serves the tiny model to whoever asks; nobody may stop it."""
+def tiny_model_server(tiny_model_folder: Path) -> Iterator[ServeProcess]:
+    """The process behind `served_tiny_model`."""
     with serving(str(tiny_model_folder)) as server:
         yield server
+
+
+@pytest.fixture
+def served_tiny_model(tiny_model_server: ServeProcess) -> ServeProcess:
+    """A server process that serves the tiny model to whoever asks; nobody may stop it."""
+    tiny_model_server.check()
+    return tiny_model_server

@@ -30,6 +30,11 @@ class ServeProcess:
     process: "subprocess.Popen[str]"
     lines: list[str]
 
+    def check(self) -> None:
+        """Fail, with what it wrote, if the server has ended."""
+        status = self.process.poll()
+        assert status is None, f"the server ended with {status}:\n" + "".join(self.lines)
+
     def stop(self) -> int:
         """Send SIGTERM and return the exit status."""
         self.process.send_signal(signal.SIGTERM)

@@ -1,6 +1,6 @@
 """What the parity tests share: models with the oracle's answers, and a count of near ties."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from functools import lru_cache
 from pathlib import Path
 
@@ -20,14 +20,19 @@ from tests.engine.parity.subject import Subject
 TOTAL = pytest.StashKey[Parity]()
 
 
-@pytest.fixture(autouse=True)
-def one_thread_for_tiny_models(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Threads cost a tiny model more than they bring, above all on a busy machine."""
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    """Run these tests on one thread, the fixtures that outlive a test included.
+
+    Threads bring small batches little, and where other processes want the cores too, they wait for
+    each other most of the time: ten times slower was measured.
+    """
     before = torch.get_num_threads()
-    if "default_model" not in request.fixturenames:
-        torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    torch.set_num_threads(1)
+    try:
+        return (yield)
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ pause, a stop) it is an ordinary model again.
 """
 
 import inspect
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -36,6 +37,8 @@ class CausalLM:
             )
         hf_model.train(False)
         self._max_model_tokens = max_model_tokens
+        # Two engines on one model take turns: a forward's attention hangs on the model's modules.
+        self._turn = threading.Lock()
         self.hf_model = hf_model
         self._configs = _distinct_configs(hf_model)
         # Decoder layers carry a layer_idx too; marking them as well is harmless.
@@ -101,7 +104,7 @@ class CausalLM:
             [N, V] in the model's dtype.
         """
         options = {"logits_to_keep": sample_indices} if self._takes_logits_to_keep else {}
-        with torch.inference_mode(), self._attention_switched(attention):
+        with self._turn, torch.inference_mode(), self._attention_switched(attention):
             output = self.hf_model(
                 input_ids=input_ids,
                 position_ids=position_ids,

@@ -20,12 +20,32 @@ def vocabulary(byte_level) -> Vocabulary:
     return Vocabulary(byte_level)
 
 
-@pytest.fixture
-def live() -> Iterator[LiveServer]:
+@pytest.fixture(scope="module")
+def shared_live() -> Iterator[LiveServer]:
     with run_live() as server:
         yield server
-        server.manager.paused.clear()
-        server.manager.wait_until(lambda: server.manager.num_active == 0)
-        assert server.manager.num_handlers == 0, "a result handler was left behind"
-        assert server.state.client.num_open == 0
-        server.manager.wait_until(lambda: server.state.num_active == 0)
+
+
+@pytest.fixture
+def live(shared_live) -> Iterator[LiveServer]:
+    """A server as if it were new; it must be left without a trace of the test's requests."""
+    shared_live.reset()
+    yield shared_live
+    assert_nothing_is_left(shared_live)
+
+
+@pytest.fixture
+def mortal_live() -> Iterator[LiveServer]:
+    """A server of the test's own, whose engine it may kill."""
+    with run_live() as server:
+        yield server
+        assert_nothing_is_left(server)
+
+
+def assert_nothing_is_left(server: LiveServer) -> None:
+    manager = server.manager
+    manager.paused.clear()
+    manager.wait_until(lambda: manager.num_active == 0)
+    assert manager.num_handlers == 0, "a result handler was left behind"
+    assert server.state.client.num_open == 0
+    manager.wait_until(lambda: server.state.num_active == 0)

@@ -201,13 +201,10 @@ class FakeManager:
         self.eos_token_id = eos_token_id
         self.resolved_config = FakeResolved(max_model_tokens)
         self.fatal_error: BaseException | None = None
+        self.paused = threading.Event()
         self.added: list[FakeRequest] = []
         self.cancelled: list[str] = []
-        self.step_seconds = 0.0
-        self.tokens_per_output = 1
-        self.queue_full_after: int | None = None
-        self.paused = threading.Event()
-        self.num_cached_tokens = 0
+        self.reset()
         self._handlers: dict[str, tuple[asyncio.AbstractEventLoop, Callable[[Any], None]]] = {}
         self._active: dict[str, FakeRequest] = {}
         self._lock = threading.Lock()
@@ -283,6 +280,16 @@ class FakeManager:
                 )
 
     # What tests do to it.
+
+    def reset(self) -> None:
+        """Forget what was asked, and be as quick and as patient as at the beginning."""
+        self.added.clear()
+        self.cancelled.clear()
+        self.paused.clear()
+        self.step_seconds = 0.0
+        self.tokens_per_output = 1
+        self.queue_full_after: int | None = None
+        self.num_cached_tokens = 0
 
     @property
     def num_active(self) -> int:

@@ -34,6 +34,12 @@ class LiveServer:
     def url(self) -> str:
         return f"http://{self.host}:{self.port}"
 
+    def reset(self) -> None:
+        """Forget what earlier tests did."""
+        self.manager.reset()
+        self.state.draining = False
+        self.says(TEXT)
+
     def chat(self, **fields: Any) -> httpx.Response:
         body = {"messages": [{"role": "user", "content": "hello"}], **fields}
         return self.http.post("/v1/chat/completions", json=body)

@@ -159,12 +159,12 @@ def test_choices_before_a_refused_one_are_cancelled(live):
     live.manager.wait_until(lambda: live.manager.num_active == 0)
 
 
-def test_a_dead_engine_turns_health_red_and_requests_away(live):
-    live.manager.die(RuntimeError("boom"))
+def test_a_dead_engine_turns_health_red_and_requests_away(mortal_live):
+    mortal_live.manager.die(RuntimeError("boom"))
     for path in ("/health", "/ready"):
-        assert live.http.get(path).status_code == 503
-    assert live.http.get("/live").status_code == 200
-    response = live.chat()
+        assert mortal_live.http.get(path).status_code == 503
+    assert mortal_live.http.get("/live").status_code == 200
+    response = mortal_live.chat()
     assert response.status_code == 503
     assert response.json()["error"]["code"] == "engine_dead"
     assert "boom" not in response.text

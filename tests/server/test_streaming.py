@@ -115,19 +115,21 @@ def test_an_error_in_a_stream_is_an_event_before_done(live, path, n):
     live.manager.wait_until(lambda: live.manager.num_active == 0)
 
 
-def test_a_dying_engine_ends_every_stream_with_an_error(live):
-    live.manager.paused.set()
+def test_a_dying_engine_ends_every_stream_with_an_error(mortal_live):
+    mortal_live.manager.paused.set()
     texts = []
 
     def read():
         body = {**CHAT, "stream": True}
-        texts.append(httpx.post(f"{live.url}/v1/chat/completions", json=body, timeout=10).text)
+        texts.append(
+            httpx.post(f"{mortal_live.url}/v1/chat/completions", json=body, timeout=10).text
+        )
 
     threads = [threading.Thread(target=read) for _ in range(4)]
     for thread in threads:
         thread.start()
-    live.manager.wait_until(lambda: live.manager.num_active == 4)
-    live.manager.die(RuntimeError("boom"))
+    mortal_live.manager.wait_until(lambda: mortal_live.manager.num_active == 4)
+    mortal_live.manager.die(RuntimeError("boom"))
     for thread in threads:
         thread.join(10)
     assert len(texts) == 4

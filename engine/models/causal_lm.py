@@ -15,6 +15,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from engine.attention.interface import ATTENTION_NAME, STEP_ATTRIBUTE, StepAttention
 from engine.errors import UnsupportedModelError
+from engine.models.positions import known_positions
 
 
 class CausalLM:
@@ -73,17 +74,9 @@ class CausalLM:
     @property
     def max_model_tokens(self) -> int | None:
         """Positions the model may use; None if neither its configuration nor the caller says."""
-        known = self._known_positions()
+        known = known_positions(self.text_config)
         limits = [limit for limit in (known, self._max_model_tokens) if limit is not None]
         return min(limits) if limits else None
-
-    def _known_positions(self) -> int | None:
-        config = self.text_config
-        for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
-            value = getattr(config, name, None)
-            if isinstance(value, int) and value > 0:
-                return value
-        return None
 
     def forward(
         self,

@@ -15,6 +15,7 @@ from engine.admission import AdmissionGate
 from engine.assembly import assemble
 from engine.config import ContinuousBatchingConfig, WorkloadHints
 from engine.engine_thread import EngineThread
+from engine.errors import EngineError
 from engine.loop import Channels, EngineLoop
 from engine.mailbox import Mailbox
 from engine.models.causal_lm import CausalLM
@@ -139,7 +140,8 @@ class ContinuousBatchingManager:
     ) -> list[str]:
         """Submit several requests with the same parameters, waiting for a place in the queue.
 
-        All are checked before the first is submitted.
+        All are checked before the first is submitted. If not all can be submitted, those that were
+        are cancelled: without their ids nobody could ask for them.
 
         Returns:
             Their ids, in the order of the inputs.
@@ -147,16 +149,24 @@ class ContinuousBatchingManager:
         Raises:
             InvalidRequestError: See `add_request`.
             PromptTooLongError: See `add_request`.
-            EngineStoppingError: The engine stops, or the queue is full and nothing empties it.
+            QueueFullError: The engine was not started, so that nothing empties the queue.
+            EngineStoppingError: The engine stops.
             EngineDeadError: The engine died.
         """
         options = {**logit_processor_kwargs, "max_new_tokens": max_new_tokens}
         delivery = DeliveryOptions(streaming, record_timestamps)
         requests = [self._submitter.make(ids, None, delivery, options) for ids in inputs]
-        for request in requests:
-            # Nothing empties the queue before start(): waiting for a place would be for ever.
-            self._submitter.post(request, in_turn=self.is_running())
-        return [request.request_id for request in requests]
+        ids: list[str] = []
+        try:
+            for request in requests:
+                # Nothing empties the queue before start(): waiting for a place would be for ever.
+                self._submitter.post(request, in_turn=self.is_running())
+                ids.append(request.request_id)
+        except EngineError:
+            for request_id in ids:
+                self.cancel_request(request_id)
+            raise
+        return ids
 
     def cancel_request(self, request_id: str) -> None:
         """End a request; its terminal output has status CANCELLED. Unknown ids are ignored."""

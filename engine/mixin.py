@@ -147,7 +147,8 @@ class ContinuousMixin:
         hints = WorkloadHints(
             max_prompt_length=max(len(prompt) for prompt in inputs),
             max_generated_length=kwargs.get("max_new_tokens") or 0,
-            num_requests=len(inputs),
+            # A kept manager serves later calls too, of any size.
+            num_requests=0 if persistent_manager else len(inputs),
         )
         with self.continuous_batching_context_manager(
             generation_config,

@@ -62,7 +62,7 @@ def test_a_stream_goes_on_where_it_was_after_a_preemption(make_manager):
 
 def test_a_filtered_get_leaves_the_others_in_order(manager):
     ids = [manager.add_request([n], max_new_tokens=2, streaming=True) for n in range(3)]
-    last = [output for output in manager.request_id_iter(ids[2])]
+    last = list(manager.request_id_iter(ids[2]))
     assert {output.request_id for output in last} == {ids[2]}
     others = list(manager)
     for name in ids[:2]:

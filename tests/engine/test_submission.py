@@ -7,10 +7,12 @@ import pytest
 from engine import (
     DuplicateRequestError,
     EngineStoppingError,
+    FinishReason,
     InvalidRequestError,
     PromptTooLongError,
     QueueFullError,
 )
+from tests.engine.control import loop_of
 from tests.engine.threads import Call, until
 
 
@@ -127,6 +129,16 @@ def test_add_requests_is_turned_away_when_the_engine_stops(controlled):
     runner.go()
     with pytest.raises(EngineStoppingError):
         call.outcome()
+
+
+def test_add_requests_that_do_not_all_fit_leave_none_behind(make_manager):
+    """Their ids are lost with the exception, so nobody could take their results."""
+    manager = make_manager(max_queue_size=2)
+    with pytest.raises(QueueFullError):
+        manager.add_requests([[1], [2], [3]])
+    manager.start()
+    assert {output.finish_reason for output in manager} == {FinishReason.CANCELLED}
+    assert loop_of(manager).num_steps == 0
 
 
 def test_add_requests_checks_all_before_it_submits_the_first(make_manager):

@@ -1,6 +1,7 @@
 """Models whose state is not keys and values by position are refused, with a text that says why."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,15 +12,21 @@ from engine import UnsupportedModelError
 from engine.attention.torch_reference import TorchReferenceBackend
 from tests.engine.parity.families import SHAPE, VOCAB_SIZE, make_family
 
-BERT = {
+BERT: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 32,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "intermediate_size": 64,
 }
-T5 = {"vocab_size": VOCAB_SIZE, "d_model": 32, "d_ff": 64, "num_layers": 2, "num_heads": 4}
-MAMBA_HEADS = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1}
+T5: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "d_model": 32,
+    "d_ff": 64,
+    "num_layers": 2,
+    "num_heads": 4,
+}
+MAMBA_HEADS: dict[str, Any] = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1}
 
 
 def from_config(config: hf.PretrainedConfig) -> hf.PreTrainedModel:

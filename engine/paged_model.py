@@ -25,18 +25,27 @@ class PagedModel(ContinuousMixin):
             itself, measured when it was taken over.
     """
 
-    def __init__(self, hf_model: PreTrainedModel, *, max_model_tokens: int | None = None) -> None:
+    def __init__(
+        self,
+        hf_model: PreTrainedModel,
+        *,
+        max_model_tokens: int | None = None,
+        use_kernels: bool = True,
+    ) -> None:
         """Probe a model's attention layers and check that they can be served.
 
         Args:
             hf_model: A causal language model; it is put into eval mode.
             max_model_tokens: Positions to use at most; None takes the model's own limit.
+            use_kernels: Compute with our own kernels where there are any for this device.
 
         Raises:
             UnsupportedModelError: Its attention is of another kind.
         """
         self.hf_model = hf_model
-        self.causal_lm = CausalLM(hf_model, max_model_tokens=max_model_tokens)
+        self.causal_lm = CausalLM(
+            hf_model, max_model_tokens=max_model_tokens, use_kernels=use_kernels
+        )
         self.geometry = probe_geometry(self.causal_lm)
         self.self_check_error = self_check(self.causal_lm, self.geometry)
         self.generation_config: GenerationConfig = hf_model.generation_config
@@ -67,17 +76,20 @@ class PagedModel(ContinuousMixin):
         return self.causal_lm.max_model_tokens
 
 
-def wrap(hf_model: PreTrainedModel, *, max_model_tokens: int | None = None) -> PagedModel:
+def wrap(
+    hf_model: PreTrainedModel, *, max_model_tokens: int | None = None, use_kernels: bool = True
+) -> PagedModel:
     """Take over a Hugging Face model that is loaded already.
 
     Args:
         hf_model: A causal language model.
         max_model_tokens: Positions to use at most; None takes the model's own limit.
+        use_kernels: Compute with our own kernels where there are any for this device.
 
     Raises:
         UnsupportedModelError: Its attention cannot be run over a paged cache.
     """
-    return PagedModel(hf_model, max_model_tokens=max_model_tokens)
+    return PagedModel(hf_model, max_model_tokens=max_model_tokens, use_kernels=use_kernels)
 
 
 def load(
@@ -87,6 +99,7 @@ def load(
     device: str | torch.device = "auto",
     revision: str | None = None,
     max_model_tokens: int | None = None,
+    use_kernels: bool = True,
 ) -> PagedModel:
     """Load a model from a local folder or a hub name and take it over.
 
@@ -96,6 +109,7 @@ def load(
         device: "auto", "cpu", "cuda", ...; auto takes a CUDA device where there is one.
         revision: Hub revision.
         max_model_tokens: Positions to use at most; None takes the model's own limit.
+        use_kernels: Compute with our own kernels where there are any for this device.
 
     Raises:
         OSError: There is no such model.
@@ -103,4 +117,4 @@ def load(
         UnsupportedModelError: Its attention cannot be run over a paged cache.
     """
     hf_model = load_hf_model(path, dtype=dtype, device=device, revision=revision)
-    return wrap(hf_model, max_model_tokens=max_model_tokens)
+    return wrap(hf_model, max_model_tokens=max_model_tokens, use_kernels=use_kernels)

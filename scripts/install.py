@@ -75,9 +75,16 @@ def install(venv: Path, *, with_tests: bool) -> None:
     extras = [name for name, wish in (("gpu", has_gpu), ("test", with_tests)) if wish]
     project = f"{ROOT}[{','.join(extras)}]" if extras else str(ROOT)
     pip.install("slipstream and what it needs", "--no-build-isolation", "--editable", project)
+    build_kernels(venv)
     for stamp in stamps:
         stamp.write_text(wanted)
     print(f"install: {venv} is ready")
+
+
+def build_kernels(venv: Path) -> None:
+    """Compile the CPU kernels; without a compiler they are left out, which the builder says."""
+    python = venv / "bin" / "python"
+    subprocess.run([python, "-m", "engine.kernels.cpu.build"], cwd=ROOT, check=False)
 
 
 def check_python() -> None:

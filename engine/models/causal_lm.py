@@ -8,25 +8,33 @@ pause, a stop) it is an ordinary model again.
 import inspect
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from engine.attention.interface import ATTENTION_NAME, STEP_ATTRIBUTE, StepAttention
 from engine.errors import UnsupportedModelError
+from engine.models.packed_linears import PackedLinears
 from engine.models.positions import known_positions
 
 
 class CausalLM:
     """Runs one Hugging Face model over packed tokens."""
 
-    def __init__(self, hf_model: PreTrainedModel, *, max_model_tokens: int | None = None) -> None:
+    def __init__(
+        self,
+        hf_model: PreTrainedModel,
+        *,
+        max_model_tokens: int | None = None,
+        use_kernels: bool = True,
+    ) -> None:
         """Wrap a model; it is put into eval mode.
 
         Args:
             hf_model: A causal language model.
             max_model_tokens: Positions to use at most; None takes the model's own limit.
+            use_kernels: Compute with our own kernels where there are any for this device.
 
         Raises:
             UnsupportedModelError: The model cannot be run with an attention of ours.
@@ -44,6 +52,7 @@ class CausalLM:
         self._configs = _distinct_configs(hf_model)
         # Decoder layers carry a layer_idx too; marking them as well is harmless.
         self._layers = [m for m in hf_model.modules() if m.__dict__.get("layer_idx") is not None]
+        self.linears = PackedLinears(hf_model) if use_kernels else None
         parameters = inspect.signature(hf_model.forward).parameters
         self._takes_logits_to_keep = "logits_to_keep" in parameters
 
@@ -97,7 +106,8 @@ class CausalLM:
             [N, V] in the model's dtype.
         """
         options = {"logits_to_keep": sample_indices} if self._takes_logits_to_keep else {}
-        with self._turn, torch.inference_mode(), self._attention_switched(attention):
+        linears = nullcontext() if self.linears is None else self.linears.in_place()
+        with self._turn, torch.inference_mode(), self._attention_switched(attention), linears:
             output = self.hf_model(
                 input_ids=input_ids,
                 position_ids=position_ids,

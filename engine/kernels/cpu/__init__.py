@@ -1,0 +1,1 @@
+"""CPU kernels: C++ compiled once per machine, called on torch's tensors and torch's threads."""

@@ -1,0 +1,129 @@
+"""Compiles the CPU kernels; a second or two, once per machine and version.
+
+    python -m engine.kernels.cpu.build          build for this processor
+    python -m engine.kernels.cpu.build --all    for every processor of this kind, as an image needs
+
+The result lies beside the sources under a name made of their hash, so a stale build is never
+loaded. There is one build per instruction set of the processor; which one is used is decided when
+it is loaded. No torch headers are needed: the kernels see plain pointers.
+"""
+
+import argparse
+import hashlib
+import logging
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+FOLDER = Path(__file__).parent
+SOURCE = FOLDER / "linear.cpp"
+BUILD_FOLDER = FOLDER / "build"
+COMPILERS = ("c++", "g++", "clang++")
+# -ffp-contract=fast makes every multiply-add one fused instruction, in every tile alike.
+COMMON_FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-ffp-contract=fast")
+TIMEOUT_SECONDS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class InstructionSet:
+    """One way to compile the kernels.
+
+    Attributes:
+        name: For the file name.
+        flags: What the compiler may use.
+    """
+
+    name: str
+    flags: tuple[str, ...]
+
+
+AVX512 = InstructionSet(
+    "avx512",
+    ("-mavx512f", "-mavx512vl", "-mfma", "-mprefer-vector-width=512", "-DVECTOR_FLOATS=16"),
+)
+AVX2 = InstructionSet("avx2", ("-mavx2", "-mfma", "-DVECTOR_FLOATS=8"))
+GENERIC = InstructionSet("generic", ("-DVECTOR_FLOATS=4",))
+
+
+def instruction_set() -> InstructionSet:
+    """Return the widest one that this processor runs."""
+    if not _is_x86():
+        return GENERIC
+    capability = torch.backends.cpu.get_cpu_capability()
+    return {"AVX512": AVX512, "AVX2": AVX2}.get(capability, GENERIC)
+
+
+def library_path(target: InstructionSet) -> Path:
+    """Return where the build for an instruction set lies, whether it exists or not."""
+    content = SOURCE.read_bytes() + " ".join((*COMMON_FLAGS, *target.flags)).encode()
+    digest = hashlib.sha256(content).hexdigest()[:12]
+    return BUILD_FOLDER / f"linear-{target.name}-{digest}.so"
+
+
+def build(target: InstructionSet) -> Path | None:
+    """Return the library for an instruction set, compiled if need be.
+
+    Returns:
+        Its path, or None if there is no compiler, it fails or the folder cannot be written; the
+        reason is logged in one line.
+    """
+    path = library_path(target)
+    if path.exists():
+        return path
+    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+    if compiler is None:
+        logger.warning("no C++ compiler is installed: torch computes the matrix products, slower")
+        return None
+    try:
+        BUILD_FOLDER.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=BUILD_FOLDER) as folder:
+            product = Path(folder) / path.name
+            _compile(compiler, target, product)
+            # In one step, so that another process never loads half a file.
+            product.replace(path)
+    except (OSError, subprocess.SubprocessError) as error:
+        logger.warning("the kernels were not built (%s): torch computes, slower", error)
+        return None
+    return path
+
+
+def _compile(compiler: str, target: InstructionSet, product: Path) -> None:
+    """Compile with threads, or without where the compiler has no OpenMP."""
+    command = [compiler, *COMMON_FLAGS, *target.flags, str(SOURCE), "-o", str(product)]
+    with_threads = subprocess.run(
+        [*command, "-fopenmp"], capture_output=True, timeout=TIMEOUT_SECONDS, check=False
+    )
+    if with_threads.returncode != 0:
+        subprocess.run(command, capture_output=True, timeout=TIMEOUT_SECONDS, check=True)
+
+
+def instruction_sets() -> list[InstructionSet]:
+    """Return all that processors of this machine's kind may run."""
+    return [AVX512, AVX2, GENERIC] if _is_x86() else [GENERIC]
+
+
+def _is_x86() -> bool:
+    return platform.machine().lower() in ("x86_64", "amd64")
+
+
+def main() -> int:
+    """Build and say what was built; return the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--all", action="store_true", help="not for this processor only")
+    targets = instruction_sets() if parser.parse_args().all else [instruction_set()]
+    for target in targets:
+        path = build(target)
+        sys.stdout.write(f"CPU kernels for {target.name}: {path or 'not built, torch computes'}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

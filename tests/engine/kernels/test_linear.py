@@ -1,0 +1,98 @@
+"""Packed linear layers: right, and bitwise the same for a row whatever it is batched with."""
+
+import ctypes
+
+import pytest
+import torch
+from torch.nn import functional
+
+from engine.kernels.cpu import build as kernel_build
+from engine.kernels.cpu.build import AVX2, AVX512, GENERIC, InstructionSet, instruction_set
+from engine.kernels.cpu.linear import PackedLinear, load_library, open_library
+
+SHAPES = [(1, 1), (7, 3), (31, 5), (32, 64), (33, 193), (100, 37), (576, 200), (96, 1024)]
+
+
+def runnable() -> list[InstructionSet]:
+    """The instruction sets that this processor runs."""
+    widest = instruction_set()
+    return {AVX512: [AVX512, AVX2, GENERIC], AVX2: [AVX2, GENERIC]}.get(widest, [GENERIC])
+
+
+@pytest.fixture(params=runnable(), ids=lambda target: target.name, scope="module")
+def library(request) -> ctypes.CDLL:
+    path = kernel_build.build(request.param)
+    assert path is not None, "the kernels must build where the tests run"
+    return open_library(path)
+
+
+def random_layer(library, columns, depth, *, bias=True):
+    generator = torch.Generator().manual_seed(columns * 1000 + depth)
+    weight = torch.randn(columns, depth, generator=generator)
+    offset = torch.randn(columns, generator=generator) if bias else None
+    return weight, offset, PackedLinear(library, weight, offset)
+
+
+def test_the_native_kernels_are_what_is_tested():
+    assert load_library() is not None
+
+
+@pytest.mark.parametrize(("columns", "depth"), SHAPES)
+@pytest.mark.parametrize("rows", [1, 2, 6, 7, 12, 13, 40])
+def test_it_computes_what_torch_computes_in_double(library, columns, depth, rows):
+    weight, bias, layer = random_layer(library, columns, depth)
+    x = torch.randn(rows, depth, generator=torch.Generator().manual_seed(rows))
+    exact = functional.linear(x.double(), weight.double(), bias.double())
+    tolerance = 1e-6 * depth
+    torch.testing.assert_close(layer(x).double(), exact, atol=tolerance, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("columns", "depth"), [(33, 193), (576, 576)])
+def test_a_row_is_bitwise_the_same_in_any_batch_and_with_any_threads(library, columns, depth):
+    _, _, layer = random_layer(library, columns, depth)
+    rows = torch.randn(67, depth, generator=torch.Generator().manual_seed(1))
+    alone = [layer(rows[i : i + 1])[0] for i in range(len(rows))]
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            for size in (1, 2, 5, 12, 13, 67):
+                together = layer(rows[:size])
+                for row in range(size):
+                    assert torch.equal(together[row], alone[row]), (count, size, row)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_leading_dimensions_and_strides_are_kept(library):
+    weight, _, layer = random_layer(library, 40, 24, bias=False)
+    x = torch.randn(3, 48, 5, generator=torch.Generator().manual_seed(2)).transpose(1, 2)[..., ::2]
+    assert x.shape == (3, 5, 24)
+    torch.testing.assert_close(layer(x), functional.linear(x, weight), atol=1e-4, rtol=1e-5)
+
+
+def test_no_rows_give_no_rows(library):
+    _, _, layer = random_layer(library, 40, 24)
+    assert layer(torch.empty(0, 24)).shape == (0, 40)
+
+
+def test_a_weight_changed_in_place_is_packed_again(library):
+    weight, bias, layer = random_layer(library, 40, 24)
+    x = torch.randn(2, 24, generator=torch.Generator().manual_seed(3))
+    weight.mul_(2.0)
+    layer.refresh()
+    torch.testing.assert_close(layer(x), functional.linear(x, weight, bias), atol=1e-4, rtol=1e-5)
+
+
+def test_without_a_compiler_nothing_is_built_and_one_line_says_so(monkeypatch, tmp_path, caplog):
+    monkeypatch.setattr(kernel_build, "BUILD_FOLDER", tmp_path / "build")
+    monkeypatch.setattr(kernel_build, "COMPILERS", ("no-such-compiler",))
+    assert kernel_build.build(GENERIC) is None
+    assert "no C++ compiler" in caplog.text
+
+
+def test_a_compiler_that_fails_is_survived(monkeypatch, tmp_path, caplog):
+    monkeypatch.setattr(kernel_build, "BUILD_FOLDER", tmp_path / "build")
+    monkeypatch.setattr(kernel_build, "COMPILERS", ("false",))
+    assert kernel_build.build(GENERIC) is None
+    assert "were not built" in caplog.text

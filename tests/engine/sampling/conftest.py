@@ -1,0 +1,22 @@
+"""The sampler as it runs on an accelerator, for the tests of sampling."""
+
+import pytest
+
+from engine.sampling import sampler as sampler_module
+from engine.sampling.history import HistoryCache
+
+
+@pytest.fixture
+def together(monkeypatch):
+    """Return a function that samples as on an accelerator, where rows share their kernels."""
+
+    def sample_together(logits, requests, return_logprobs=False):
+        step = sampler_module._Step(logits, requests, return_logprobs)
+        plans = step._plan(HistoryCache())
+        for greedy in (True, False):
+            alike = [plan for plan in plans if plan.params.greedy is greedy]
+            if alike:
+                step._draw_together(alike)
+        return step.result
+
+    return sample_together

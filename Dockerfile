@@ -43,7 +43,7 @@ COPY . .
 RUN pip install --no-deps --editable .
 # The compiler is needed for a moment only; the image must suit any processor it is run on.
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ \
-    && python -m engine.kernels.cpu.build --all \
+    && python -m engine.kernels.cpu --all \
     && apt-get purge --yes --auto-remove g++ && rm -rf /var/lib/apt/lists/*
 USER slipstream
 VOLUME /models

@@ -101,10 +101,6 @@ def resolve_config(
     block_bytes = bytes_per_block(geometry.layers, config.page_size, model.dtype)
     reserved = _step_bytes(model, max_batch_tokens, max_requests)
     num_blocks = _resolve_blocks(config, model, block_bytes, reserved, reasons)
-    margin = config.safety_margin
-    if margin is None:
-        margin = SAFETY_MARGINS[config.scheduler_type]
-        reasons["num_reserved_blocks"] = f"{margin:.0%} of the blocks, {config.scheduler_type}"
     attention = choose_backend(
         model.device,
         model.dtype,
@@ -120,7 +116,7 @@ def resolve_config(
         max_batch_tokens=max_batch_tokens,
         max_requests_per_batch=max_requests,
         max_model_tokens=_resolve_model_tokens(model, num_blocks * config.page_size, reasons),
-        num_reserved_blocks=int(margin * num_blocks),
+        num_reserved_blocks=_resolve_reserve(config, num_blocks, reasons),
         max_queue_size=config.max_queue_size,
         allow_block_sharing=config.allow_block_sharing,
         scheduler_type=config.scheduler_type,
@@ -181,6 +177,16 @@ def _resolve_blocks(
         fraction = CPU_MEMORY_FRACTION if on_cpu else GPU_MEMORY_FRACTION
     reasons["num_blocks"] = f"{fraction:.0%} of {free / 2**30:.1f} GiB available"
     return num_blocks_that_fit(free, reserved, block_bytes, fraction)
+
+
+def _resolve_reserve(
+    config: ContinuousBatchingConfig, num_blocks: int, reasons: dict[str, str]
+) -> int:
+    margin = config.safety_margin
+    if margin is None:
+        margin = SAFETY_MARGINS[config.scheduler_type]
+        reasons["num_reserved_blocks"] = f"{margin:.0%} of the blocks, {config.scheduler_type}"
+    return int(margin * num_blocks)
 
 
 def _resolve_model_tokens(model: CausalLM, cache_tokens: int, reasons: dict[str, str]) -> int:

@@ -84,7 +84,7 @@ def install(venv: Path, *, with_tests: bool) -> None:
 def build_kernels(venv: Path) -> None:
     """Compile the CPU kernels; without a compiler they are left out, which the builder says."""
     python = venv / "bin" / "python"
-    subprocess.run([python, "-m", "engine.kernels.cpu.build"], cwd=ROOT, check=False)
+    subprocess.run([python, "-m", "engine.kernels.cpu"], cwd=ROOT, check=False)
 
 
 def check_python() -> None:

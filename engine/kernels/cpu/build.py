@@ -1,20 +1,17 @@
 """Compiles the CPU kernels; a second or two, once per machine and version.
 
-    python -m engine.kernels.cpu.build          build for this processor
-    python -m engine.kernels.cpu.build --all    for every processor of this kind, as an image needs
+`python -m engine.kernels.cpu` does it ahead of time.
 
 The result lies beside the sources under a name made of their hash, so a stale build is never
 loaded. There is one build per instruction set of the processor; which one is used is decided when
 it is loaded. No torch headers are needed: the kernels see plain pointers.
 """
 
-import argparse
 import hashlib
 import logging
 import platform
 import shutil
 import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,18 +109,3 @@ def instruction_sets() -> list[InstructionSet]:
 
 def _is_x86() -> bool:
     return platform.machine().lower() in ("x86_64", "amd64")
-
-
-def main() -> int:
-    """Build and say what was built; return the exit code."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--all", action="store_true", help="not for this processor only")
-    targets = instruction_sets() if parser.parse_args().all else [instruction_set()]
-    for target in targets:
-        path = build(target)
-        sys.stdout.write(f"CPU kernels for {target.name}: {path or 'not built, torch computes'}\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -194,3 +194,23 @@ def test_a_hard_stop_computes_nothing_more():
     assert isinstance(output.exception, EngineStoppingError)
     assert len(output.generated_tokens) == 1
     engine.check_over()
+
+
+def test_a_terminal_output_finds_its_id_free_and_its_waiters_waiting(monkeypatch):
+    """Freed later, a reused id is refused; forgotten earlier, a waiter gives up just before."""
+    engine = HandTurnedEngine()
+    seen = []
+
+    def put(outputs):
+        seen.append(engine.mailbox.is_live("a"))
+        engine.submit(make_request("a", [1], max_new_tokens=1))
+        monkeypatch.undo()
+
+    monkeypatch.setattr(engine.store, "put", put)
+    engine.submit(make_request("a", [1], max_new_tokens=1))
+    engine.turn()
+    assert seen == [True]
+    assert engine.mailbox.is_live("a")
+    engine.turn()
+    assert [output.request_id for output in engine.outputs()] == ["a"]
+    engine.check_over()

@@ -150,14 +150,6 @@ def test_a_readmitted_request_is_not_started_again():
     assert batch.num_started == 0
 
 
-def test_nothing_starts_in_a_step_that_preempts():
-    """It would take the blocks that somebody has just given up."""
-    scheduler, _ = full_of_three()
-    scheduler.add(distinct("d", 1))
-    batch, _ = step(scheduler)
-    assert "d" not in share(batch)
-
-
 def test_the_share_of_a_victim_is_taken_back():
     """It was given its share earlier in the same step, and its blocks belong to another now."""
     scheduler = make_scheduler(num_blocks=5, kind="prefill_first", max_batch_tokens=16)

@@ -150,8 +150,8 @@ def test_drained(controlled):
 def test_stopped_hard(controlled):
     manager, runner = controlled(max_requests_per_batch=2)
     runner.allow(2)
-    manager.start()
     ids = [manager.add_request([n], max_new_tokens=400) for n in range(6)]
+    manager.start()
     runner.wait_for_forward(3)
     manager.stop(block=False, hard_stop=True)
     runner.go()

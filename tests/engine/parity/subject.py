@@ -32,18 +32,25 @@ class Subject:
         self.max_new_tokens = max_new_tokens
         self.references = reference_tokens(hf_model, prompts, max_new_tokens)
         self.paged = engine.wrap(hf_model)
+        self._without_kernels = engine.wrap(hf_model, use_kernels=False)
         self._spare_tokens = spare_tokens
 
     def compare(self, outputs: list[GenerationOutput]) -> Parity:
         """Hold outputs to the oracle's answers."""
         return compare(self.hf_model, self.prompts, self.references, outputs)
 
-    def run(self, settings: Settings) -> Parity:
-        """Run all prompts together, twice if the second time can find the first one's blocks."""
+    def run(self, settings: Settings, *, use_kernels: bool = True) -> Parity:
+        """Run all prompts together, twice if the second time can find the first one's blocks.
+
+        Args:
+            settings: How.
+            use_kernels: With our own kernels, or as on a machine that has none.
+        """
         longest = max(len(prompt) for prompt in self.prompts) + self.max_new_tokens
         config = settings.config(longest, spare_tokens=self._spare_tokens)
         parity = Parity()
-        with self.paged.continuous_batching_context_manager(
+        model = self.paged if use_kernels else self._without_kernels
+        with model.continuous_batching_context_manager(
             continuous_batching_config=config
         ) as manager:
             parity.merge(self.compare(self.generate(manager)))

@@ -9,9 +9,9 @@ from tests.engine.parity.grid import Settings
 from tests.engine.parity.subject import Subject
 
 NORMAL_LENGTHS = [1, 40, 97, 600, 16, 150, 33, 64]
-NORMAL_SETTINGS = [
-    Settings(16, 64, True, True, "fifo"),
-    Settings(256, 512, False, False, "prefill_first"),
+NORMAL_CASES = [
+    (Settings(16, 64, True, True, "fifo"), True),
+    (Settings(256, 512, False, False, "prefill_first"), False),
 ]
 LONG_SETTINGS = [
     *(
@@ -36,12 +36,17 @@ def many_prompts(default_model) -> Subject:
 
 # The first test of a session may have to fetch the model.
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("settings", NORMAL_SETTINGS, ids=str)
-def test_tokens_equal_generate(settings, few_prompts, judge):
-    judge(few_prompts.run(settings))
+@pytest.mark.parametrize(("settings", "use_kernels"), NORMAL_CASES, ids=str)
+def test_tokens_equal_generate(settings, use_kernels, few_prompts, judge):
+    judge(few_prompts.run(settings, use_kernels=use_kernels))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("settings", LONG_SETTINGS, ids=str)
 def test_tokens_of_64_prompts_equal_generate(settings, many_prompts, judge):
     judge(many_prompts.run(settings))
+
+
+@pytest.mark.long
+def test_tokens_of_64_prompts_equal_generate_without_kernels(many_prompts, judge):
+    judge(many_prompts.run(Settings(16, 64, True, True, "fifo"), use_kernels=False))

@@ -1,5 +1,6 @@
 """Every family, greedily, 16 requests at a time: the tokens that `model.generate` gives alone."""
 
+import random
 from itertools import combinations, cycle
 
 import pytest
@@ -11,24 +12,29 @@ from tests.engine.parity.grid import ALL_SETTINGS, MAX_NEW_TOKENS, PAIRWISE_SETT
 NUM_SETTINGS_PER_FAMILY = 3
 
 
-def normal_cases() -> list[tuple[str, Settings]]:
-    """Deal the pairwise settings out, so that each family gets some and each is run often."""
+def normal_cases() -> list[tuple[str, Settings, bool]]:
+    """Deal the pairwise settings out, so that each family gets some and each is run often.
+
+    Every other case is run without kernels; the number of settings is odd, so each meets both.
+    """
     families = [family for family in FAMILIES for _ in range(NUM_SETTINGS_PER_FAMILY)]
-    return list(zip(families, cycle(PAIRWISE_SETTINGS), strict=False))
+    cases = zip(families, cycle(PAIRWISE_SETTINGS), cycle((True, False)), strict=False)
+    return list(cases)
 
 
-@pytest.mark.parametrize(("family", "settings"), normal_cases(), ids=str)
-def test_tokens_equal_generate(family, settings, subjects, judge):
-    judge(subjects(family).run(settings))
+@pytest.mark.parametrize(("family", "settings", "use_kernels"), normal_cases(), ids=str)
+def test_tokens_equal_generate(family, settings, use_kernels, subjects, judge):
+    judge(subjects(family).run(settings, use_kernels=use_kernels))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tokens_equal_generate_under_all_settings(family, subjects, judge):
     total = Parity()
-    for settings in ALL_SETTINGS:
-        parity = subjects(family).run(settings)
-        assert not parity.mistakes, f"{settings}: {parity}"
+    shuffled = random.Random(0).sample(ALL_SETTINGS, len(ALL_SETTINGS))
+    for settings, use_kernels in zip(shuffled, cycle((True, False)), strict=False):
+        parity = subjects(family).run(settings, use_kernels=use_kernels)
+        assert not parity.mistakes, f"{settings}, kernels {use_kernels}: {parity}"
         total.merge(parity)
     judge(total)
 

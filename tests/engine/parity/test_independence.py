@@ -85,7 +85,8 @@ def test_the_model_is_an_ordinary_one_before_after_and_between_steps(llama):
                 assert torch.equal(forward(), before)
     assert llama.hf_model.config._attn_implementation == implementation
     assert torch.equal(forward(), before)
-    assert not any("slipstream" in name for m in llama.hf_model.modules() for name in vars(m))
+    for module in llama.hf_model.modules():
+        assert not [name for name in vars(module) if "slipstream" in name or name == "forward"]
 
 
 def test_two_engines_over_different_models_do_not_meet(llama, gemma, judge):

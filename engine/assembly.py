@@ -15,7 +15,7 @@ from engine.models.probe import ModelGeometry
 from engine.resolve import ResolvedConfig
 from engine.runners.eager import EagerRunner
 from engine.sampling.sampler import Sampler
-from engine.scheduler import SCHEDULERS
+from engine.scheduler import SCHEDULERS, Scheduler
 
 
 def assemble(model: CausalLM, geometry: ModelGeometry, resolved: ResolvedConfig) -> StepParts:
@@ -25,19 +25,23 @@ def assemble(model: CausalLM, geometry: ModelGeometry, resolved: ResolvedConfig)
         geometry.layers, resolved.num_blocks, page_size, dtype=model.dtype, device=model.device
     )
     backend = make_backend(resolved.attention, page_size)
-    blocks = BlockManager(
-        resolved.num_blocks, page_size, allow_sharing=resolved.allow_block_sharing
-    )
-    scheduler = SCHEDULERS[resolved.scheduler_type](
-        blocks,
-        max_batch_tokens=resolved.max_batch_tokens,
-        max_requests=resolved.max_requests_per_batch,
-        num_reserved_blocks=resolved.num_reserved_blocks,
-    )
+
+    def make_scheduler() -> Scheduler:
+        blocks = BlockManager(
+            resolved.num_blocks, page_size, allow_sharing=resolved.allow_block_sharing
+        )
+        return SCHEDULERS[resolved.scheduler_type](
+            blocks,
+            max_batch_tokens=resolved.max_batch_tokens,
+            max_requests=resolved.max_requests_per_batch,
+            num_reserved_blocks=resolved.num_reserved_blocks,
+        )
+
     return StepParts(
-        scheduler=scheduler,
+        scheduler=make_scheduler(),
         input_builder=InputBuilder(page_size, model.device),
         cache=cache,
         runner=EagerRunner(model, PagedAttention(cache, backend, geometry.layer_indices)),
         sampler=Sampler(return_logprobs=resolved.return_logprobs),
+        make_scheduler=make_scheduler,
     )

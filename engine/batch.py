@@ -68,6 +68,11 @@ class ScheduledBatch:
         )
 
     @property
+    def requests(self) -> list[RequestState]:
+        """All requests of the batch, in its order."""
+        return [item.request for item in self.scheduled]
+
+    @property
     def sampling(self) -> list[RequestState]:
         """The requests that get a token in this step, in batch order."""
         return [item.request for item in self.scheduled if item.samples]

@@ -2,21 +2,25 @@
 
 `step` is the table of contents of the engine. Everything a step touches belongs to this thread;
 callers reach it through the mailbox, the pause gate and the admission gate only. No exception of a
-request ends the thread: a step that raises is split until the culprit stands alone.
+request ends the thread: a step that raises is split until the culprit stands alone. What raises
+outside of these rings costs the requests that were running; the loop begins again without them.
 """
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from engine.admission import AdmissionGate
 from engine.batch import SampledTokens, ScheduledBatch
 from engine.cache.paged_cache import PagedCache
-from engine.errors import EngineDeadError, EngineError, EngineStoppingError
+from engine.errors import EngineDeadError, EngineError, EngineStoppingError, RequestFailedError
+from engine.faults import FaultPoint, FaultPoints
 from engine.input_builder import InputBuilder
 from engine.mailbox import Mail, Mailbox, StopMode
 from engine.output_router import OutputRouter
 from engine.pause import PauseGate
 from engine.requests import FinishReason, GenerationOutput, RequestState, RequestStatus
+from engine.restarts import RestartBudget
 from engine.runners.eager import Runner
 from engine.sampling.parameters import SamplingLimits, SamplingParams
 from engine.sampling.sampler import Sampler
@@ -37,6 +41,7 @@ class StepParts:
         cache: Holds keys and values.
         runner: Computes the logits.
         sampler: Draws the tokens.
+        make_scheduler: Makes a scheduler with all blocks free, in place of one that broke.
     """
 
     scheduler: Scheduler
@@ -44,6 +49,7 @@ class StepParts:
     cache: PagedCache
     runner: Runner
     sampler: Sampler
+    make_scheduler: Callable[[], Scheduler]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +61,14 @@ class Channels:
         gate: How many requests may wait.
         pause: Holds the loop.
         router: Outputs, outwards.
+        faults: What tests have armed.
     """
 
     mailbox: Mailbox
     gate: AdmissionGate
     pause: PauseGate
     router: OutputRouter
+    faults: FaultPoints = field(default_factory=FaultPoints)
 
 
 class EngineLoop:
@@ -70,7 +78,11 @@ class EngineLoop:
         """Join what computes with what communicates."""
         self._parts = parts
         self._channels = channels
+        self._faults = channels.faults
         self._requests: dict[str, RequestState] = {}
+        self._num_places = 0  # in the queue, held by requests that have been taken
+        self._num_steps_at_restart = -1
+        self.restarts = RestartBudget()
         self.num_steps = 0
 
     def run(self) -> BaseException | None:
@@ -79,18 +91,20 @@ class EngineLoop:
         Returns:
             What killed the loop, or None.
         """
-        channels = self._channels
-        try:
-            while self.turn():
-                pass
-        except Exception as error:
-            logger.exception("the engine died")
-            dead = EngineDeadError(f"the engine died: {error}")
-            dead.__cause__ = error
-            self._end_dead(channels.mailbox.close(error), dead)
-            return error
+        mailbox = self._channels.mailbox
+        while True:
+            try:
+                while self.turn():
+                    pass
+                break
+            except Exception as error:
+                logger.exception("a step of the engine failed")
+                if not self.restarts.spend():
+                    self._die(error)
+                    return error
+                self._restart(error)
         unfinished = EngineStoppingError("the engine stopped before this request completed")
-        self._end_all(channels.mailbox.close(), unfinished)
+        self._end_all(mailbox.close(), unfinished)
         return None
 
     @property
@@ -134,7 +148,7 @@ class EngineLoop:
     def step(self) -> None:
         """Compute and deliver one token for each request that is caught up, and prefill others."""
         batch = self._parts.scheduler.schedule_batch()
-        self._channels.gate.release(batch.num_started)
+        self._release_places(batch.num_started)
         self._parts.cache.copy_blocks(batch.block_copies)
         outputs = self._compute(batch)
         self._deliver(outputs)
@@ -154,14 +168,24 @@ class EngineLoop:
         return scheduler.update(batch, sampled)
 
     def _forward_and_sample(self, batch: ScheduledBatch) -> SampledTokens:
+        faults = self._faults
+        if faults.armed:
+            faults.check(FaultPoint.BUILD, batch.requests)
         inputs = self._parts.input_builder.build(batch)
+        if faults.armed:
+            faults.check(FaultPoint.FORWARD, batch.requests)
         logits = self._parts.runner.forward(inputs)
-        return self._parts.sampler.sample(logits, batch.sampling)
+        sampling = batch.sampling
+        if faults.armed:
+            faults.check(FaultPoint.SAMPLE, sampling)
+        return self._parts.sampler.sample(logits, sampling)
 
     def _take_mail(self, mail: Mail) -> None:
-        for request in mail.requests:
-            self._requests[request.request_id] = request
-            self._parts.scheduler.add(request)
+        self._num_places += len(mail.requests)
+        # Known before any is touched: whatever raises from here on, each gets its terminal output.
+        self._requests.update({request.request_id: request for request in mail.requests})
+        refused = [self._admit(request) for request in mail.requests]
+        self._deliver([output for output in refused if output is not None])
         cancelled = [
             self._parts.scheduler.cancel(self._requests[request_id])
             for request_id in dict.fromkeys(mail.cancelled)
@@ -169,35 +193,111 @@ class EngineLoop:
         ]
         self._deliver(cancelled)
 
+    def _admit(self, request: RequestState) -> GenerationOutput | None:
+        """Queue a request; return its terminal output if that cannot be done."""
+        try:
+            if self._faults.armed:
+                self._faults.check(FaultPoint.ADMIT, [request])
+            self._parts.scheduler.add(request)
+        except Exception as error:  # noqa: BLE001 - the ring around a new request
+            return _abort(request, _request_failure(error))
+        return None
+
     def _deliver(self, outputs: list[GenerationOutput]) -> None:
         """Hand outputs over and forget the requests that ended."""
         if not outputs:
             return
-        ended = [output for output in outputs if output.is_finished()]
-        for output in ended:
-            del self._requests[output.request_id]
+        ended = {
+            output.request_id: self._requests.pop(output.request_id)
+            for output in outputs
+            if output.is_finished()
+        }
         # Requests that end without ever having been scheduled still held a place in the queue.
-        self._channels.gate.release(sum(output.lifespan[0] < 0 for output in ended))
+        self._release_places(sum(request.lifespan[0] < 0 for request in ended.values()))
+        mailbox, router = self._channels.mailbox, self._channels.router
         if ended:
-            self._channels.mailbox.end([output.request_id for output in ended])
-        self._channels.router.deliver(outputs)
+            mailbox.end(list(ended))
+        undelivered = router.deliver(outputs)
+        if undelivered:
+            self._fail_undelivered(undelivered, ended)
         if ended:
-            self._channels.mailbox.forget()
-            self._channels.router.store.wake()
+            mailbox.forget()
+            router.store.wake()
+
+    def _fail_undelivered(
+        self, undelivered: dict[str, Exception], ended: dict[str, RequestState]
+    ) -> None:
+        """End the requests whose output did not reach anyone, and try to tell them so."""
+        going_on = []
+        for request_id, error in undelivered.items():
+            logger.warning("an output of request %s was not delivered: %r", request_id, error)
+            if request_id in ended:
+                self._channels.router.deliver([_abort(ended[request_id], _request_failure(error))])
+            else:
+                going_on.append(self._parts.scheduler.fail(self._requests[request_id], error))
+        self._deliver(going_on)
+
+    def _release_places(self, count: int) -> None:
+        self._num_places -= count
+        self._channels.gate.release(count)
+
+    def _restart(self, error: Exception) -> None:
+        """Begin again with an empty cache, without the requests that may be the reason.
+
+        These are the ones that were being computed. If no step has succeeded since the last
+        restart, the reason is among the ones that wait, and all of them go.
+        """
+        is_second = self.num_steps == self._num_steps_at_restart
+        self._num_steps_at_restart = self.num_steps
+        self._parts.scheduler = self._parts.make_scheduler()
+        failure = _request_failure(error)
+        ended = []
+        for request in self._requests.values():
+            if is_second or request.lifespan[0] >= 0:
+                ended.append(_abort(request, failure))
+            else:
+                _detach(request)
+                self._parts.scheduler.add(request)
+        # A step that broke may have started requests without giving back their places.
+        num_waiting = len(self._requests) - len(ended)
+        num_unstarted = sum(output.lifespan[0] < 0 for output in ended)
+        self._release_places(self._num_places - num_waiting - num_unstarted)
+        self._deliver(ended)
 
     def _end_all(self, leftover: list[RequestState], error: EngineError) -> None:
         """Give every request that has not ended its terminal output."""
-        for request in leftover:
-            self._requests[request.request_id] = request
-            self._parts.scheduler.add(request)
+        self._take_mail(Mail(requests=leftover))
         scheduler = self._parts.scheduler
         self._deliver([scheduler.fail(request, error) for request in self._requests.values()])
 
-    def _end_dead(self, leftover: list[RequestState], error: EngineError) -> None:
-        """Like `_end_all`, but trusts nothing of the scheduler, which may be what broke."""
-        requests = [*self._requests.values(), *leftover]
-        self._requests = {request.request_id: request for request in requests}
-        for request in requests:
-            if not request.is_finished():
-                request.finish(RequestStatus.FAILED, FinishReason.ERROR, error)
-        self._deliver([request.make_output() for request in requests])
+    def _die(self, error: Exception) -> None:
+        """Tell everyone; trusts nothing of the scheduler, which may be what broke."""
+        dead = EngineDeadError(f"the engine died: {error}")
+        dead.__cause__ = error
+        leftover = self._channels.mailbox.close(error)
+        self._requests.update({request.request_id: request for request in leftover})
+        self._num_places += len(leftover)
+        outputs = [_abort(request, dead) for request in self._requests.values()]
+        num_unstarted = sum(output.lifespan[0] < 0 for output in outputs)
+        self._release_places(self._num_places - num_unstarted)
+        self._deliver(outputs)
+
+
+def _abort(request: RequestState, error: EngineError) -> GenerationOutput:
+    """End a request in whatever state a fault has left it."""
+    _detach(request)
+    request.finish(RequestStatus.FAILED, FinishReason.ERROR, error)
+    return request.make_output()
+
+
+def _detach(request: RequestState) -> None:
+    """Put a request back to where it was before anything was computed of it."""
+    request.status = RequestStatus.PENDING
+    request.block_ids.clear()
+    request.num_computed = request.num_indexed_blocks = 0
+
+
+def _request_failure(error: Exception) -> EngineError:
+    failure = RequestFailedError(f"the request failed: {error}")
+    failure.__cause__ = error
+    return failure

@@ -16,6 +16,7 @@ from engine.assembly import assemble
 from engine.config import ContinuousBatchingConfig, WorkloadHints
 from engine.engine_thread import EngineThread
 from engine.errors import EngineError
+from engine.faults import FaultPoints
 from engine.loop import Channels, EngineLoop
 from engine.mailbox import Mailbox
 from engine.models.causal_lm import CausalLM
@@ -80,11 +81,12 @@ class ContinuousBatchingManager:
         mailbox = Mailbox()
         self._mailbox = mailbox
         self._store = ResultStore()
-        self._router = OutputRouter(self._store)
+        faults = FaultPoints()
+        self._router = OutputRouter(self._store, faults)
         self._pause = PauseGate(mailbox.poke)
         gate = AdmissionGate(self.resolved_config.max_queue_size)
         self._submitter = Submitter(generation_config, self.limits, mailbox, gate)
-        self._channels = Channels(mailbox, gate, self._pause, self._router)
+        self._channels = Channels(mailbox, gate, self._pause, self._router, faults)
         self._thread = EngineThread(self._build_loop, self._channels)
 
     def add_request(

@@ -2,37 +2,48 @@
 
 `deliver` runs on the engine thread, once per step; registration runs on callers' threads; the table
 of handlers is behind a lock. For each event loop there is one wake-up per step, whatever the number
-of its streams. This is the engine's only use of asyncio.
+of its streams. A handler that cannot be reached costs its own request and no other.
 """
 
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from engine.requests import GenerationOutput
+from engine.faults import FaultPoint, FaultPoints
+from engine.requests import GenerationOutput, RequestStatus
 from engine.result_store import ResultStore
 
 logger = logging.getLogger(__name__)
 
 ResultHandler = Callable[[GenerationOutput], object]
+_Calls = list[tuple[ResultHandler, GenerationOutput]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Registration:
-    """A handler and the event loop it runs on."""
+    """A handler and the event loop it runs on; without a loop, outputs are dropped."""
 
     callback: ResultHandler
-    loop: asyncio.AbstractEventLoop
+    loop: asyncio.AbstractEventLoop | None
+
+
+_NOBODY = _Registration(lambda _: None, None)
 
 
 class OutputRouter:
     """Sends each output to its request's handler, or else to the result store."""
 
-    def __init__(self, store: ResultStore) -> None:
-        """Start without handlers."""
+    def __init__(self, store: ResultStore, faults: FaultPoints | None = None) -> None:
+        """Start without handlers.
+
+        Args:
+            store: Where outputs without a handler go.
+            faults: What tests arm; None is nothing.
+        """
         self.store = store
+        self._faults = faults or FaultPoints()
         self._handlers: dict[str, _Registration] = {}
         self._lock = threading.Lock()
 
@@ -46,41 +57,92 @@ class OutputRouter:
         with self._lock:
             self._handlers[request_id] = registration
 
+    def take_over(self, request_id: str, callback: ResultHandler) -> list[GenerationOutput]:
+        """Like `register`, for a request that may have outputs already; return these.
+
+        Nothing falls between the ones that are returned and the ones the callback gets. If the
+        terminal one is among the returned, nothing stays registered.
+
+        Raises:
+            RuntimeError: No event loop runs in this thread.
+        """
+        registration = _Registration(callback, asyncio.get_running_loop())
+        with self._lock:
+            earlier = self.store.take_all(request_id)
+            if not (earlier and earlier[-1].is_finished()):
+                self._handlers[request_id] = registration
+        return earlier
+
     def unregister(self, request_id: str) -> None:
         """Forget a request's handler, if it has one."""
         with self._lock:
             self._handlers.pop(request_id, None)
+
+    def abandon(self, request_id: str) -> None:
+        """Drop what is still to come for a handler that nobody listens to any more."""
+        with self._lock:
+            if request_id in self._handlers:
+                self._handlers[request_id] = _NOBODY
 
     @property
     def num_handlers(self) -> int:
         """Requests that have a handler."""
         return len(self._handlers)
 
-    def deliver(self, outputs: Iterable[GenerationOutput]) -> None:
-        """Hand outputs over, in order; a handler goes with its request's terminal output."""
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[ResultHandler, GenerationOutput]]] = {}
+    def deliver(self, outputs: Sequence[GenerationOutput]) -> dict[str, Exception]:
+        """Hand outputs over, in order; a handler goes with its request's terminal output.
+
+        Returns:
+            Request id -> why its output could not be handed over.
+        """
+        undelivered: dict[str, Exception] = {}
+        by_loop: dict[asyncio.AbstractEventLoop, _Calls] = {}
         unhandled: list[GenerationOutput] = []
         with self._lock:
             for output in outputs:
-                registration = self._handlers.get(output.request_id)
-                if registration is None:
-                    unhandled.append(output)
-                    continue
-                if output.is_finished():
-                    del self._handlers[output.request_id]
-                calls = by_loop.setdefault(registration.loop, [])
-                calls.append((registration.callback, output))
-        if unhandled:
-            self.store.put(unhandled)
+                try:
+                    self._route(output, by_loop, unhandled)
+                except Exception as error:  # noqa: BLE001 - the ring around one output
+                    undelivered[output.request_id] = error
+            if unhandled:
+                # Under the lock, so that `take_over` finds each output here or there.
+                self.store.put(unhandled)
         for loop, calls in by_loop.items():
             try:
                 loop.call_soon_threadsafe(_call_all, calls)
-            except RuntimeError:
-                # The loop was closed with streams open: nobody is left to tell.
-                logger.warning("an event loop closed with %d outputs undelivered", len(calls))
+            except Exception as error:  # noqa: BLE001 - a caller's loop: closed, or of its own kind
+                undelivered.update(self._give_up(calls, error))
+        return undelivered
+
+    def _route(
+        self,
+        output: GenerationOutput,
+        by_loop: dict[asyncio.AbstractEventLoop, _Calls],
+        unhandled: list[GenerationOutput],
+    ) -> None:
+        """Sort one output by where it goes."""
+        # What tells of a failure is let through: the failure may be this one.
+        if self._faults.armed and output.status is not RequestStatus.FAILED:
+            self._faults.check(FaultPoint.DELIVER, [output])
+        registration = self._handlers.get(output.request_id)
+        if registration is None:
+            unhandled.append(output)
+            return
+        if output.is_finished():
+            del self._handlers[output.request_id]
+        if registration.loop is not None:
+            by_loop.setdefault(registration.loop, []).append((registration.callback, output))
+
+    def _give_up(self, calls: _Calls, error: Exception) -> dict[str, Exception]:
+        """Note that an event loop takes nothing any more; return the requests that go on for it."""
+        logger.warning("%d outputs are lost with their event loop: %s", len(calls), error)
+        names = [output.request_id for _, output in calls if not output.is_finished()]
+        for name in names:
+            self.abandon(name)
+        return dict.fromkeys(names, error)
 
 
-def _call_all(calls: list[tuple[ResultHandler, GenerationOutput]]) -> None:
+def _call_all(calls: _Calls) -> None:
     """Run handlers on their event loop; one that raises does not keep the others from theirs."""
     for callback, output in calls:
         try:

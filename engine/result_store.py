@@ -77,11 +77,16 @@ class ResultStore:
                     return None
                 self._changed.wait(left)
 
+    def take_all(self, request_id: str) -> list[GenerationOutput]:
+        """Take all outputs of one request, oldest first; never waits."""
+        with self._changed:
+            stored = self._by_request.pop(request_id, None) or ()
+            self._num_stored -= len(stored)
+            return [output for _, output in stored]
+
     def discard(self, request_id: str) -> None:
         """Drop the outputs of one request."""
-        with self._changed:
-            stored = self._by_request.pop(request_id, None)
-            self._num_stored -= len(stored) if stored else 0
+        self.take_all(request_id)
 
     def _pop(self, request_id: str | None) -> GenerationOutput | None:
         if request_id is not None:

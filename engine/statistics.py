@@ -23,6 +23,7 @@ class EngineStatistics:
         num_cached_blocks: Blocks that the prefix index can find.
         num_preemptions: How often a request's blocks were taken.
         num_steps: Steps since the loop was built.
+        num_restarts: How often the loop began again after a step that failed.
     """
 
     num_live: int = 0
@@ -33,6 +34,7 @@ class EngineStatistics:
     num_cached_blocks: int = 0
     num_preemptions: int = 0
     num_steps: int = 0
+    num_restarts: int = 0
 
 
 def read_statistics(loop: EngineLoop | None, mailbox: Mailbox) -> EngineStatistics:
@@ -50,4 +52,5 @@ def read_statistics(loop: EngineLoop | None, mailbox: Mailbox) -> EngineStatisti
         num_cached_blocks=len(scheduler.blocks.index),
         num_preemptions=scheduler.num_preemptions,
         num_steps=loop.num_steps,
+        num_restarts=loop.restarts.num_restarts,
     )

@@ -49,15 +49,14 @@ def _record_instances(monkeypatch: pytest.MonkeyPatch, cls: type, instances: lis
 
 
 def _record_deaths(monkeypatch: pytest.MonkeyPatch, broken: list[Scheduler]) -> None:
-    run = EngineLoop.run
+    for name in ("_restart", "_die"):
+        end = getattr(EngineLoop, name)
 
-    def recorded(self):
-        error = run(self)
-        if error is not None:
+        def recorded(self, error, end=end):
             broken.append(self.scheduler)
-        return error
+            end(self, error)
 
-    monkeypatch.setattr(EngineLoop, "run", recorded)
+        monkeypatch.setattr(EngineLoop, name, recorded)
 
 
 @pytest.fixture(autouse=True)

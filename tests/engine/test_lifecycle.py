@@ -274,6 +274,7 @@ def test_a_dead_engine_can_be_started_again(controlled):
 
 def kill(manager):
     """Break the scheduler, so that the step that runs is the last; return the cause."""
+    loop_of(manager).restarts.max_restarts = 0
     cause = KeyError("our own mistake")
 
     def broken(*args):

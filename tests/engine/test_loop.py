@@ -39,6 +39,10 @@ class HandTurnedEngine:
 
     def __init__(self, *, num_blocks=16, page_size=4, max_queue_size=0, **limits) -> None:
         scheduler = make_scheduler(num_blocks, page_size, **limits)
+
+        def make_another():
+            return make_scheduler(num_blocks, page_size, **limits)
+
         model = PoisonedModel(num_blocks, page_size, VOCAB)
         parts = StepParts(
             scheduler,
@@ -46,12 +50,16 @@ class HandTurnedEngine:
             model.cache,
             model,
             Sampler(return_logprobs=False),
+            make_another,
         )
         self.mailbox, self.store = Mailbox(), ResultStore()
         self.gate = AdmissionGate(max_queue_size)
         pause, router = PauseGate(self.mailbox.poke), OutputRouter(self.store)
         self.loop = EngineLoop(parts, Channels(self.mailbox, self.gate, pause, router))
-        self.scheduler = scheduler
+
+    @property
+    def scheduler(self):
+        return self.loop.scheduler
 
     def submit(self, request: RequestState) -> None:
         self.gate.acquire()

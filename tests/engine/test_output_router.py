@@ -139,7 +139,7 @@ def test_a_closed_loop_does_not_keep_others_from_their_outputs(router, loops, ca
         router.deliver([lost, kept])
     loops[1].call(lambda: None)
     assert received == [kept]
-    assert "closed with 1 outputs undelivered" in caplog.text
+    assert "1 outputs are lost with their event loop" in caplog.text
     assert router.num_handlers == 0
 
 

@@ -215,6 +215,7 @@ def test_died(controlled, place):
     def broken(*args):
         raise cause
 
+    loop_of(manager).restarts.max_restarts = 0
     setattr(loop_of(manager).scheduler, place, broken)
     runner.go()
     until(lambda: not manager.is_running())

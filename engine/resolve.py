@@ -107,6 +107,7 @@ def resolve_config(
         config.page_size,
         allow_flash=config.auto_switch_to_flash,
         has_sinks=geometry.has_sinks,
+        use_kernels=model.use_kernels,
     )
     reasons["attention"] = attention.reason
     reasons["cache_bytes"] = f"{block_bytes:,} bytes a block"

@@ -7,8 +7,10 @@ from typing import cast
 
 import torch
 
+from engine.attention.cpu import CpuBackend
 from engine.attention.interface import AttentionBackend
 from engine.attention.torch_reference import TorchReferenceBackend
+from engine.kernels.cpu.library import load_library
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +22,13 @@ class BackendChoice:
 
 
 def choose_backend(
-    device: torch.device, dtype: torch.dtype, page_size: int, *, allow_flash: bool, has_sinks: bool
+    device: torch.device,
+    dtype: torch.dtype,
+    page_size: int,
+    *,
+    allow_flash: bool,
+    has_sinks: bool,
+    use_kernels: bool = True,
 ) -> BackendChoice:
     """Return the fastest backend that can serve this model here.
 
@@ -30,9 +38,12 @@ def choose_backend(
         page_size: Positions in a page; flash-attn reads multiples of 256.
         allow_flash: `ContinuousBatchingConfig.auto_switch_to_flash`.
         has_sinks: Whether a layer has attention sinks, which flash-attn 2 does not know.
+        use_kernels: Whether our own kernels may run.
     """
+    if device.type == "cpu" and dtype == torch.float32 and use_kernels and load_library():
+        return BackendChoice("cpu", "our own kernel, in float32")
     if device.type != "cuda":
-        return BackendChoice("torch", f"the device is {device.type}")
+        return BackendChoice("torch", f"{dtype} on {device.type}, with no kernel of our own")
     if not allow_flash:
         return BackendChoice("torch", "auto_switch_to_flash is off")
     if importlib.util.find_spec("flash_attn") is None:
@@ -46,6 +57,9 @@ def choose_backend(
 
 def make_backend(choice: BackendChoice, page_size: int) -> AttentionBackend:
     """Build the chosen backend."""
+    library = load_library() if choice.name == "cpu" else None
+    if library is not None:
+        return CpuBackend(page_size, library)
     if choice.name == "flash":
         # By name, because importing the module imports a package that most machines lack.
         flash = importlib.import_module("engine.attention.flash")

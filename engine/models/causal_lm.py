@@ -8,15 +8,16 @@ pause, a stop) it is an ordinary model again.
 import inspect
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from engine.attention.interface import ATTENTION_NAME, STEP_ATTRIBUTE, StepAttention
 from engine.errors import UnsupportedModelError
-from engine.models.packed_linears import PackedLinears
+from engine.models.fusion import find_replacements
 from engine.models.positions import known_positions
+from engine.models.replacement import in_place
 
 
 class CausalLM:
@@ -52,9 +53,12 @@ class CausalLM:
         self._configs = _distinct_configs(hf_model)
         # Decoder layers carry a layer_idx too; marking them as well is harmless.
         self._layers = [m for m in hf_model.modules() if m.__dict__.get("layer_idx") is not None]
-        self.linears = PackedLinears(hf_model) if use_kernels else None
         parameters = inspect.signature(hf_model.forward).parameters
         self._takes_logits_to_keep = "logits_to_keep" in parameters
+        self.use_kernels = use_kernels
+        self.replacements = (
+            find_replacements(hf_model, self._attention_switched) if use_kernels else []
+        )
 
     @property
     def device(self) -> torch.device:
@@ -106,13 +110,14 @@ class CausalLM:
             [N, V] in the model's dtype.
         """
         options = {"logits_to_keep": sample_indices} if self._takes_logits_to_keep else {}
-        linears = nullcontext() if self.linears is None else self.linears.in_place()
-        with self._turn, torch.inference_mode(), self._attention_switched(attention), linears:
+        with (
+            self._turn,
+            torch.inference_mode(),
+            self._attention_switched(attention),
+            in_place(self.replacements),
+        ):
             output = self.hf_model(
-                input_ids=input_ids,
-                position_ids=position_ids,
-                use_cache=False,
-                **options,
+                input_ids=input_ids, position_ids=position_ids, use_cache=False, **options
             )
         logits: torch.Tensor = output.logits[0]
         return logits if self._takes_logits_to_keep else logits[sample_indices]

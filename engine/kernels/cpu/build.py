@@ -21,7 +21,8 @@ import torch
 logger = logging.getLogger(__name__)
 
 FOLDER = Path(__file__).parent
-SOURCE = FOLDER / "linear.cpp"
+SOURCES = sorted(FOLDER.glob("*.cpp"))
+HEADERS = sorted(FOLDER.glob("*.h"))
 BUILD_FOLDER = FOLDER / "build"
 COMPILERS = ("c++", "g++", "clang++")
 # -ffp-contract=fast makes every multiply-add one fused instruction, in every tile alike.
@@ -60,9 +61,10 @@ def instruction_set() -> InstructionSet:
 
 def library_path(target: InstructionSet) -> Path:
     """Return where the build for an instruction set lies, whether it exists or not."""
-    content = SOURCE.read_bytes() + " ".join((*COMMON_FLAGS, *target.flags)).encode()
-    digest = hashlib.sha256(content).hexdigest()[:12]
-    return BUILD_FOLDER / f"linear-{target.name}-{digest}.so"
+    digest = hashlib.sha256(" ".join((*COMMON_FLAGS, *target.flags)).encode())
+    for source in (*SOURCES, *HEADERS):
+        digest.update(source.read_bytes())
+    return BUILD_FOLDER / f"kernels-{target.name}-{digest.hexdigest()[:12]}.so"
 
 
 def build(target: InstructionSet) -> Path | None:
@@ -94,7 +96,7 @@ def build(target: InstructionSet) -> Path | None:
 
 def _compile(compiler: str, target: InstructionSet, product: Path) -> None:
     """Compile with threads, or without where the compiler has no OpenMP."""
-    command = [compiler, *COMMON_FLAGS, *target.flags, str(SOURCE), "-o", str(product)]
+    command = [compiler, *COMMON_FLAGS, *target.flags, *map(str, SOURCES), "-o", str(product)]
     with_threads = subprocess.run(
         [*command, "-fopenmp"], capture_output=True, timeout=TIMEOUT_SECONDS, check=False
     )

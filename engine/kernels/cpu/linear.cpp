@@ -7,23 +7,17 @@
 // order does not depend on the number of rows, the tile a row falls into, the number of threads or
 // the width of a vector: a row's result is bitwise the same alone and in any batch.
 //
-// One source for all processors: the vector width is a compiler flag (-DVECTOR_FLOATS) and the
-// compiler's vector types do the rest. Threads come from the OpenMP runtime that torch has started.
+// Threads come from the OpenMP runtime that torch has started.
 
 #include <algorithm>
-#include <cstdint>
-#include <cstring>
+
+#include "vector.h"
+
+using namespace slipstream;
 
 namespace {
 
 constexpr int kPanel = 32;
-constexpr int kLanes = VECTOR_FLOATS;
-
-typedef float Vector __attribute__((vector_size(sizeof(float) * kLanes)));
-typedef float Unaligned __attribute__((vector_size(sizeof(float) * kLanes), aligned(4), may_alias));
-
-Vector load(const float* from) { return *reinterpret_cast<const Unaligned*>(from); }
-void store(float* to, Vector value) { *reinterpret_cast<Unaligned*>(to) = value; }
 
 // Columns and rows of a register tile. Accumulators plus one row of weights must fit the register
 // file: 12 x 2 of 32 for AVX-512, 6 x 2 of 16 for AVX2, 6 x 4 of 32 for NEON's four lanes.

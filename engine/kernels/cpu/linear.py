@@ -5,44 +5,14 @@ does not depend on the batch it is in.
 """
 
 import ctypes
-import functools
-from pathlib import Path
 
 import torch
-
-from engine.kernels.cpu.build import build, instruction_set
 
 PANEL = 32
 
 
-@functools.cache
-def load_library() -> ctypes.CDLL | None:
-    """Return the compiled kernels, or None where there are none."""
-    path = build(instruction_set())
-    return None if path is None else open_library(path)
-
-
-def open_library(path: Path) -> ctypes.CDLL:
-    """Load compiled kernels and say what their functions take."""
-    library = ctypes.CDLL(str(path))
-    pointer, integer = ctypes.c_void_p, ctypes.c_int64
-    library.pack_linear.argtypes = [pointer, pointer, integer, integer]
-    library.pack_linear.restype = None
-    library.packed_linear.argtypes = [
-        pointer, integer, pointer, pointer, pointer, integer, integer, integer, pointer, integer,
-    ]  # fmt: skip
-    library.packed_linear.restype = None
-    return library
-
-
-def packed_bytes(weight: torch.Tensor) -> int:
-    """Return the bytes that a weight [N, K] takes when packed."""
-    columns, depth = weight.shape
-    return -(-columns // PANEL) * PANEL * depth * weight.element_size()
-
-
 class PackedLinear:
-    """y = x W^T + b over packed weights; follows its weight when that is changed in place."""
+    """y = x W^T + b over packed weights."""
 
     def __init__(
         self, library: ctypes.CDLL, weight: torch.Tensor, bias: torch.Tensor | None
@@ -50,30 +20,16 @@ class PackedLinear:
         """Pack a weight.
 
         Args:
-            library: From `load_library`.
-            weight: [N, K] fp32 on the CPU; kept, and looked at for changes.
+            library: The kernels.
+            weight: [N, K] fp32 on the CPU; copied.
             bias: [N] fp32 or None.
         """
         self._library = library
-        self._weight = weight
         self._bias = None if bias is None else bias.detach().contiguous()
         self._columns, self._depth = weight.shape
         self._panels = torch.empty(-(-self._columns // PANEL), self._depth, PANEL)
-        self._packed_version: tuple[int, int] | None = None
-        self.refresh()
-
-    def refresh(self) -> None:
-        """Pack again if the weight has changed since."""
-        weight = self._weight
-        # An inference tensor has no version and cannot be changed outside inference mode.
-        version = (weight.data_ptr(), 0 if weight.is_inference() else weight._version)
-        if version == self._packed_version:
-            return
         source = weight.detach().contiguous()
-        self._library.pack_linear(
-            source.data_ptr(), self._panels.data_ptr(), self._columns, self._depth
-        )
-        self._packed_version = version
+        library.pack_linear(source.data_ptr(), self._panels.data_ptr(), self._columns, self._depth)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return [..., N] for x [..., K], both fp32."""

@@ -34,7 +34,7 @@ def absent(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("device", "dtype", "page_size", "changes", "reason"),
     [
-        ("cpu", torch.bfloat16, 256, {}, "device is cpu"),
+        ("cpu", torch.bfloat16, 256, {}, "on cpu"),
         ("cuda", torch.bfloat16, 256, {"allow_flash": False}, "auto_switch_to_flash is off"),
         ("cuda", torch.float32, 256, {}, "does not compute in torch.float32"),
         ("cuda", torch.bfloat16, 16, {}, "pages of 256"),

@@ -1,0 +1,41 @@
+"""The compiled kernels as a library of C functions, and what each of them takes."""
+
+import ctypes
+import functools
+from pathlib import Path
+
+from engine.kernels.cpu.build import build, instruction_set
+
+_POINTER, _INTEGER, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+
+_ARGUMENTS: dict[str, list[type]] = {
+    "pack_linear": [_POINTER, _POINTER, _INTEGER, _INTEGER],
+    "packed_linear": [
+        _POINTER, _INTEGER, _POINTER, _POINTER, _POINTER, _INTEGER, _INTEGER, _INTEGER, _POINTER,
+        _INTEGER,
+    ],
+    "rms_norm": [_POINTER, _POINTER, _POINTER, _INTEGER, _INTEGER, _FLOAT, _INTEGER],
+    "silu_mul": [_POINTER, _POINTER, _INTEGER, _INTEGER, _INTEGER],
+    "rotate": [
+        _POINTER, _INTEGER, _POINTER, _POINTER, _INTEGER, _POINTER, _INTEGER, _INTEGER, _INTEGER,
+        _INTEGER,
+    ],
+    "paged_attention": [*[_POINTER] * 8, _FLOAT, _FLOAT],
+}  # fmt: skip
+
+
+@functools.cache
+def load_library() -> ctypes.CDLL | None:
+    """Return the compiled kernels for this processor, or None where there are none."""
+    path = build(instruction_set())
+    return None if path is None else open_library(path)
+
+
+def open_library(path: Path) -> ctypes.CDLL:
+    """Load compiled kernels."""
+    library = ctypes.CDLL(str(path))
+    for name, arguments in _ARGUMENTS.items():
+        function = getattr(library, name)
+        function.argtypes = arguments
+        function.restype = None
+    return library

@@ -1,0 +1,66 @@
+"""Norms, gated activations and rotary positions, row by row; all fp32 on the CPU."""
+
+import ctypes
+
+import torch
+
+
+def rms_norm(
+    library: ctypes.CDLL, x: torch.Tensor, weight: torch.Tensor, epsilon: float
+) -> torch.Tensor:
+    """Return x / sqrt(mean(x^2) + epsilon) * weight over the last dimension: [..., W]."""
+    x = x.contiguous()
+    width = x.shape[-1]
+    y = torch.empty_like(x)
+    library.rms_norm(
+        x.data_ptr(),
+        weight.data_ptr(),
+        y.data_ptr(),
+        x.numel() // width,
+        width,
+        epsilon,
+        torch.get_num_threads(),
+    )
+    return y
+
+
+def silu_mul(library: ctypes.CDLL, x: torch.Tensor) -> torch.Tensor:
+    """Return silu(gate) * up for x = [..., gate | up] contiguous: [..., W] from [..., 2 W]."""
+    width = x.shape[-1] // 2
+    y = torch.empty(*x.shape[:-1], width)
+    library.silu_mul(
+        x.data_ptr(), y.data_ptr(), x.numel() // (2 * width), width, torch.get_num_threads()
+    )
+    return y
+
+
+def rotate(
+    library: ctypes.CDLL, heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor
+) -> torch.Tensor:
+    """Turn each head by its row's angles (rotary positions, Su et al. 2021, halves layout).
+
+    Args:
+        library: The kernels.
+        heads: [T, H, D]; a row's heads lie side by side, rows may be apart.
+        cosines: [T, D].
+        sines: [T, D], strided like the cosines.
+
+    Returns:
+        [T, H, D] contiguous.
+    """
+    rows, count, width = heads.shape
+    assert heads.stride()[1:] == (width, 1)
+    y = torch.empty(rows, count, width)
+    library.rotate(
+        heads.data_ptr(),
+        heads.stride(0),
+        cosines.data_ptr(),
+        sines.data_ptr(),
+        cosines.stride(0),
+        y.data_ptr(),
+        rows,
+        count,
+        width,
+        torch.get_num_threads(),
+    )
+    return y

@@ -1,0 +1,55 @@
+// Vectors of the width that the compiler was told (-DVECTOR_FLOATS), and what the kernels do with
+// them. The compiler's own vector types: one source for AVX-512, AVX2, NEON and anything else.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace slipstream {
+
+constexpr int kLanes = VECTOR_FLOATS;
+
+typedef float Vector __attribute__((vector_size(sizeof(float) * kLanes)));
+typedef int32_t Integers __attribute__((vector_size(sizeof(int32_t) * kLanes)));
+typedef float Unaligned __attribute__((vector_size(sizeof(float) * kLanes), aligned(4), may_alias));
+
+inline Vector load(const float* from) { return *reinterpret_cast<const Unaligned*>(from); }
+inline void store(float* to, Vector value) { *reinterpret_cast<Unaligned*>(to) = value; }
+inline Vector splat(float value) { return Vector{} + value; }
+
+// Halves are added until one lane is left: an order that depends on nothing but the width.
+inline float sum(Vector value) {
+    float lanes[kLanes];
+    std::memcpy(lanes, &value, sizeof(lanes));
+    for (int width = kLanes / 2; width > 0; width /= 2)
+        for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+    return lanes[0];
+}
+
+// e^x to about 2 ulp. Below -87 the result is the smallest normal number's neighbourhood, not 0;
+// above 88 it saturates. Range reduction by ln 2 in two parts and a degree-6 polynomial (Cody and
+// Waite 1980; coefficients of Cephes' expf).
+inline Vector exp(Vector x) {
+    const Vector low = splat(-87.0f), high = splat(88.0f);
+    x = x < low ? low : x;
+    x = x > high ? high : x;
+    const Vector scaled = x * 1.44269504088896341f;
+    const Vector half = scaled < 0.0f ? splat(-0.5f) : splat(0.5f);
+    const Integers n = __builtin_convertvector(scaled + half, Integers);
+    const Vector whole = __builtin_convertvector(n, Vector);
+    Vector r = x - whole * 0.693359375f;
+    r = r - whole * -2.12194440e-4f;
+    Vector p = splat(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    const Integers bits = (n + 127) << 23;
+    Vector power;
+    std::memcpy(&power, &bits, sizeof(power));
+    return p * power;
+}
+
+}  // namespace slipstream

@@ -1,0 +1,182 @@
+"""Finds modules whose forward our kernels can compute in fewer, faster calls.
+
+Runs once, when a model is taken over. Modules are recognised by structure, not by class, and every
+single one is checked: a replacement that does not give what the module's own forward gives on
+random inputs is left out, and the module stays as it is.
+"""
+
+import ctypes
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from engine.attention.interface import AttentionOptions, StepAttention
+from engine.cache.sizing import available_host_bytes
+from engine.kernels.cpu.library import load_library
+from engine.models.fused_layers import FusedAttention, FusedMLP, FusedNorm, SingleLinear
+from engine.models.replacement import Replacement, is_plain_module
+
+logger = logging.getLogger(__name__)
+
+SwitchAttention = Callable[[StepAttention], AbstractContextManager[None]]
+
+# The packed copies may take this share of the free memory; a model too large for that keeps its
+# own matrix products and leaves the memory to the cache.
+MAX_MEMORY_SHARE = 0.25
+# Sums of the same numbers in another order; wrong structure is off by far more.
+TOLERANCE = 1e-4
+CHECK_TOKENS = 5
+
+
+def find_replacements(model: nn.Module, switch_attention: SwitchAttention) -> list[Replacement]:
+    """Return checked replacements for a model's modules; none where there are no kernels.
+
+    Args:
+        model: The whole model.
+        switch_attention: Points the model's attention at a `StepAttention`.
+    """
+    linears = [m for m in model.modules() if type(m) is nn.Linear and is_plain_module(m)]
+    library = load_library() if linears else None
+    if library is None:
+        return []
+    needed = sum(linear.weight.numel() * linear.weight.element_size() for linear in linears)
+    if needed > MAX_MEMORY_SHARE * available_host_bytes():
+        logger.warning("packing the weights would take %.1f GiB: not done", needed / 2**30)
+        return []
+    fused: list[Replacement] = []
+    with torch.inference_mode():
+        for module in model.modules():
+            found = (
+                _fuse_norm(module, library)
+                or _fuse_mlp(module, library)
+                or _fuse_attention(module, library, switch_attention)
+            )
+            if found is not None:
+                fused.append(found)
+    covered = {id(source) for replacement in fused for source in replacement.sources}
+    rest = [SingleLinear(linear, library) for linear in linears if id(linear) not in covered]
+    return [*fused, *rest]
+
+
+def _fuse_norm(module: nn.Module, library: ctypes.CDLL) -> Replacement | None:
+    """Replace a root-mean-square norm over its last dimension."""
+    epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    weight = module._parameters.get("weight")
+    if not isinstance(epsilon, float) or weight is None or weight.dim() != 1:
+        return None
+    if len(module._parameters) != 1 or not is_plain_module(module):
+        return None
+    sample = _random(CHECK_TOKENS, weight.shape[0])
+    for gain in (0.0, 1.0):
+        candidate = FusedNorm(module, library, epsilon, gain)
+        if _agrees(candidate, lambda: module(sample)):
+            return candidate
+    return None
+
+
+def _fuse_mlp(module: nn.Module, library: ctypes.CDLL) -> Replacement | None:
+    """Replace a gated MLP with SiLU."""
+    linears = _linears(module, ("gate_proj", "up_proj", "down_proj"))
+    if linears is None:
+        return None
+    candidate = FusedMLP(module, library, linears)
+    sample = _random(CHECK_TOKENS, linears[0].in_features)
+    return candidate if _agrees(candidate, lambda: module(sample)) else None
+
+
+def _fuse_attention(
+    module: nn.Module, library: ctypes.CDLL, switch_attention: SwitchAttention
+) -> Replacement | None:
+    """Replace an attention module with separate projections and rotary positions in halves."""
+    linears = _linears(module, ("q_proj", "k_proj", "v_proj", "o_proj"))
+    head_dim = getattr(module, "head_dim", None)
+    if linears is None or not isinstance(head_dim, int) or "layer_idx" not in module.__dict__:
+        return None
+    recorder = _Recorder()
+    angles = _random(CHECK_TOKENS, head_dim)[None]
+    arguments: dict[str, Any] = {
+        "hidden_states": _random(CHECK_TOKENS, linears[0].in_features)[None],
+        "position_embeddings": (angles.cos(), angles.sin()),
+        "attention_mask": None,
+    }
+
+    def attend() -> torch.Tensor:
+        with switch_attention(recorder):
+            result: torch.Tensor = module(**arguments)[0]
+        return result
+
+    with _no_error() as outcome:
+        attend()
+    if outcome.failed or recorder.options is None:
+        return None
+    candidate = FusedAttention(module, library, linears, head_dim, recorder.options)
+    return candidate if _agrees(candidate, attend) else None
+
+
+class _Recorder:
+    """A `StepAttention` whose answer depends on all it is given, and which notes the options."""
+
+    def __init__(self) -> None:
+        self.options: AttentionOptions | None = None
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        options: AttentionOptions,
+    ) -> torch.Tensor:
+        """See `StepAttention.attend`."""
+        self.options = options
+        group = query.shape[1] // key.shape[1]
+        shape = (*query.shape[:2], value.shape[2])
+        weight = (query * key.repeat_interleave(group, dim=1)).sum(-1, keepdim=True)
+        return (weight * value.repeat_interleave(group, dim=1)).reshape(shape)
+
+
+class _Outcome:
+    """Whether the code of a with block raised."""
+
+    failed = False
+
+
+@contextmanager
+def _no_error() -> Iterator[_Outcome]:
+    """Swallow what a module's forward raises on arguments it was not made for."""
+    outcome = _Outcome()
+    try:
+        yield outcome
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+        outcome.failed = True
+
+
+def _agrees(candidate: Replacement, compute: Callable[[], torch.Tensor]) -> bool:
+    """Return whether a computation gives the same with the replacement as without."""
+    with _no_error():
+        own = compute()
+        try:
+            candidate.put_in_place()
+            ours = compute()
+        finally:
+            candidate.take_away()
+        if own.shape == ours.shape:
+            scale = max(1.0, float(own.abs().max()))
+            return bool((own - ours).abs().max() <= TOLERANCE * scale)
+    return False
+
+
+def _linears(module: nn.Module, names: tuple[str, ...]) -> list[nn.Linear] | None:
+    """Return a module's linear layers of these names, if it has them all, plain ones."""
+    found = [module._modules.get(name) for name in names]
+    linears = [m for m in found if type(m) is nn.Linear and is_plain_module(m)]
+    return linears if len(linears) == len(names) else None
+
+
+def _random(*shape: int) -> torch.Tensor:
+    """Return the same random numbers each time, drawn from no one's generator."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))

@@ -47,11 +47,17 @@ float dot(const float* a, const float* b, int64_t width) {
     return total;
 }
 
-// sums = sums * keep + weight * row
-void add_scaled(float* sums, const float* row, float weight, int64_t width) {
+// sums += weights[j] * rows[j] over j, with the sums of a vector's width kept in a register.
+void add_weighted(float* sums, const float* const* rows, const float* weights, int64_t count,
+                  int64_t width) {
     int64_t i = 0;
-    for (; i + kLanes <= width; i += kLanes) store(sums + i, load(sums + i) + load(row + i) * weight);
-    for (; i < width; ++i) sums[i] += row[i] * weight;
+    for (; i + kLanes <= width; i += kLanes) {
+        Vector acc = load(sums + i);
+        for (int64_t j = 0; j < count; ++j) acc += load(rows[j] + i) * weights[j];
+        store(sums + i, acc);
+    }
+    for (; i < width; ++i)
+        for (int64_t j = 0; j < count; ++j) sums[i] += rows[j][i] * weights[j];
 }
 
 void scale(float* sums, float factor, int64_t width) {
@@ -84,10 +90,8 @@ void take_piece(const Attention& a, const float* query, const float* const* keys
     }
     for (int64_t j = 0; j < kPiece; j += kLanes)
         store(weights + j, exp(load(weights + j) - highest));
-    for (int64_t j = 0; j < count; ++j) {
-        state.total += weights[j];
-        add_scaled(sums, values[j], weights[j], a.value_dim);
-    }
+    for (int64_t j = 0; j < count; ++j) state.total += weights[j];
+    add_weighted(sums, values, weights, count, a.value_dim);
 }
 
 // All queries of an item, for the heads that share one key head.

@@ -17,14 +17,20 @@ inline Vector load(const float* from) { return *reinterpret_cast<const Unaligned
 inline void store(float* to, Vector value) { *reinterpret_cast<Unaligned*>(to) = value; }
 inline Vector splat(float value) { return Vector{} + value; }
 
-// Halves are added until one lane is left: an order that depends on nothing but the width.
-inline float sum(Vector value) {
-    float lanes[kLanes];
-    std::memcpy(lanes, &value, sizeof(lanes));
-    for (int width = kLanes / 2; width > 0; width /= 2)
-        for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
-    return lanes[0];
+// Halves are added until four lanes are left: an order that depends on nothing but the width.
+typedef float Four __attribute__((vector_size(16)));
+typedef float Eight __attribute__((vector_size(32)));
+
+inline float sum(Four v) { return (v[0] + v[2]) + (v[1] + v[3]); }
+inline float sum(Eight v) {
+    return sum(__builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 4, 5, 6, 7));
 }
+#if VECTOR_FLOATS == 16
+inline float sum(Vector v) {
+    return sum(__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
+               __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15));
+}
+#endif
 
 // e^x to about 2 ulp. Below -87 the result is the smallest normal number's neighbourhood, not 0;
 // above 88 it saturates. Range reduction by ln 2 in two parts and a degree-6 polynomial (Cody and

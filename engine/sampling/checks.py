@@ -21,7 +21,7 @@ def as_bool(name: str, value: object) -> bool:
         InvalidRequestError: It is not.
     """
     if not isinstance(value, bool):
-        raise _wrong(name, value, "true or false")
+        raise wrong_value(name, value, "true or false")
     return value
 
 
@@ -32,10 +32,10 @@ def as_int(name: str, value: object, low: int | None, high: int | None) -> int:
         InvalidRequestError: It is no integer or lies outside.
     """
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise _wrong(name, value, "an integer")
+        raise wrong_value(name, value, "an integer")
     number = int(value)
     if (low is not None and number < low) or (high is not None and number > high):
-        raise _wrong(name, value, _range_text("an integer", low, high))
+        raise wrong_value(name, value, _range_text("an integer", low, high))
     return number
 
 
@@ -46,13 +46,13 @@ def as_float(name: str, value: object, low: float, high: float) -> float:
         InvalidRequestError: It is no number, is not finite, or lies outside.
     """
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise _wrong(name, value, "a number")
+        raise wrong_value(name, value, "a number")
     try:
         number = float(value)
     except OverflowError:  # an int beyond the range of floats
         number = math.inf
     if not low <= number <= high:  # NaN lies in no range
-        raise _wrong(name, value, _range_text("a finite number", low, high))
+        raise wrong_value(name, value, _range_text("a finite number", low, high))
     return number
 
 
@@ -63,7 +63,7 @@ def as_token_ids(name: str, value: object, vocab_size: int) -> frozenset[int]:
         InvalidRequestError: It is no list of integers in [0, vocab_size).
     """
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-        raise _wrong(name, value, "a list of token ids")
+        raise wrong_value(name, value, "a list of token ids")
     return frozenset(as_int(name, item, 0, vocab_size - 1) for item in value)
 
 
@@ -74,11 +74,52 @@ def as_bias(name: str, value: object, vocab_size: int) -> dict[int, float]:
         InvalidRequestError: It is no mapping of ids in [0, vocab_size) to finite numbers.
     """
     if not isinstance(value, Mapping):
-        raise _wrong(name, value, "a mapping from token id to bias")
+        raise wrong_value(name, value, "a mapping from token id to bias")
     return {
         as_int(name, token, 0, vocab_size - 1): as_float(name, bias, -MAX_ABS_BIAS, MAX_ABS_BIAS)
         for token, bias in value.items()
     }
+
+
+def as_token_sequences(name: str, value: object, vocab_size: int) -> list[list[int]]:
+    """Return value, a list of lists of token ids, none of them empty.
+
+    Raises:
+        InvalidRequestError: It is something else, or an id lies outside [0, vocab_size).
+    """
+    if not isinstance(value, list | tuple):
+        raise wrong_value(name, value, "a list of lists of token ids")
+    return [list(_as_sequence(name, sequence, vocab_size)) for sequence in value]
+
+
+def as_sequence_bias(name: str, value: object, vocab_size: int) -> dict[tuple[int, ...], float]:
+    """Return value as a mapping from token sequence to bias; -inf forbids a sequence.
+
+    Args:
+        name: The option.
+        value: A mapping from tuples of ids to numbers, or a list of [ids, number].
+        vocab_size: Ids lie in [0, vocab_size).
+
+    Raises:
+        InvalidRequestError: It is neither, or holds something else.
+    """
+    pairs = list(value.items()) if isinstance(value, Mapping) else value
+    if not isinstance(pairs, list | tuple):
+        raise wrong_value(name, value, "a mapping from token sequences to biases")
+    for pair in pairs:
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            raise wrong_value(name, pair, "a list of [token ids, bias]")
+    return {
+        _as_sequence(name, ids, vocab_size): as_float(name, bias, -math.inf, MAX_ABS_BIAS)
+        for ids, bias in pairs
+    }
+
+
+def _as_sequence(name: str, value: object, vocab_size: int) -> tuple[int, ...]:
+    """Return a sequence of at least one token id."""
+    if not isinstance(value, list | tuple) or not value:
+        raise wrong_value(name, value, "made of lists of at least one token id")
+    return tuple(as_int(name, item, 0, vocab_size - 1) for item in value)
 
 
 def _range_text(kind: str, low: float | None, high: float | None) -> str:
@@ -88,7 +129,7 @@ def _range_text(kind: str, low: float | None, high: float | None) -> str:
     return f"{kind} from {low} to {high}"
 
 
-def _wrong(name: str, value: object, expected: str) -> InvalidRequestError:
+def wrong_value(name: str, value: object, expected: str) -> InvalidRequestError:
     """Build the error; a long value is cut so that the message stays readable."""
     shown = repr(value)
     if len(shown) > 80:

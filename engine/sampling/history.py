@@ -1,7 +1,8 @@
-"""Which tokens a request has seen and how often it produced them, kept as flat arrays.
+"""Which tokens a request has seen, in order or counted, kept as flat arrays.
 
-Penalties need this at every step; rebuilding it from the token lists would cost a request of n
-tokens O(n squared). Owned by the engine thread. Must never hold on to a request that has ended.
+Penalties and logits processors need this at every step; rebuilding it from the token lists would
+cost a request of n tokens O(n squared). Owned by the engine thread. Must never hold on to a request
+that has ended.
 """
 
 import numpy as np
@@ -66,12 +67,42 @@ class TokenHistory:
         return place
 
 
+class TokenSequence:
+    """The tokens of one request, prompt and output, in one array.
+
+    Attributes:
+        request: The request this is about.
+    """
+
+    def __init__(self, request: RequestState) -> None:
+        """Read the prompt once."""
+        self.request = request
+        self._ids = np.empty(2 * request.num_tokens + _MIN_CAPACITY, dtype=np.int64)
+        self._size = len(request.prompt_ids)
+        self._ids[: self._size] = request.prompt_ids
+
+    def catch_up(self) -> None:
+        """Append the output tokens accepted since the last call."""
+        new = self.request.generated_tokens[self._size - len(self.request.prompt_ids) :]
+        size = self._size + len(new)
+        if size > len(self._ids):
+            self._ids = np.concatenate((self._ids, np.empty_like(self._ids)))
+        self._ids[self._size : size] = new
+        self._size = size
+
+    @property
+    def token_ids(self) -> npt.NDArray[np.int64]:
+        """[L] int64; a view."""
+        return self._ids[: self._size]
+
+
 class HistoryCache:
-    """The histories of the requests that have penalties and have not ended."""
+    """What is remembered of the requests that need it and have not ended."""
 
     def __init__(self) -> None:
         """Start empty."""
         self._histories: dict[str, TokenHistory] = {}
+        self._sequences: dict[str, TokenSequence] = {}
 
     def get(self, request: RequestState, vocab_size: int) -> TokenHistory:
         """Return the request's history, up to its last accepted token.
@@ -86,12 +117,25 @@ class HistoryCache:
         history.catch_up()
         return history
 
+    def sequence(self, request: RequestState) -> npt.NDArray[np.int64]:
+        """Return the request's tokens up to its last accepted one, [L] int64; a view."""
+        kept = self._sequences.get(request.request_id)
+        if kept is None or kept.request is not request:
+            kept = self._sequences[request.request_id] = TokenSequence(request)
+        kept.catch_up()
+        return kept.token_ids
+
     def drop_ended(self) -> None:
         """Forget the requests that have ended."""
-        ended = [key for key, kept in self._histories.items() if kept.request.is_finished()]
-        for key in ended:
-            del self._histories[key]
+        _drop_ended(self._histories)
+        _drop_ended(self._sequences)
 
     def __len__(self) -> int:
         """Return how many requests are remembered."""
-        return len(self._histories)
+        return len(self._histories.keys() | self._sequences.keys())
+
+
+def _drop_ended(kept: dict[str, TokenHistory] | dict[str, TokenSequence]) -> None:
+    ended = [key for key, entry in kept.items() if entry.request.is_finished()]
+    for key in ended:
+        del kept[key]

@@ -5,6 +5,7 @@ configuration says and what the engine can hold become a `SamplingParams` withou
 runs on the caller's thread, at submit, so that a bad value never reaches the engine thread.
 """
 
+import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,8 +13,13 @@ from dataclasses import dataclass, field
 from transformers import GenerationConfig
 
 from engine.errors import InvalidRequestError, PromptTooLongError
-from engine.sampling.checks import as_bias, as_bool, as_float, as_int, as_token_ids
+from engine.sampling.checks import as_bias, as_int
+from engine.sampling.options import KNOWN_OPTIONS as KNOWN_OPTIONS
+from engine.sampling.options import Options
+from engine.sampling.options import SamplingLimits as SamplingLimits
 from engine.sampling.random import MASK_64, derive_seed
+from engine.sampling.stop_strings import StopStrings, make_stop_strings
+from engine.sampling.token_processors import Answer, TokenProcessors, make_processors
 
 MAX_TOP_LOGPROBS = 100
 
@@ -32,25 +38,6 @@ MAX_REPETITION_PENALTY = 1e2
 # What `generate` samples with when nothing sets top_k.
 # Source: transformers 5.24 `GenerationConfig._get_default_generation_params`.
 DEFAULT_TOP_K = 50
-
-KNOWN_OPTIONS = (
-    "do_sample",
-    "eos_token_id",
-    "frequency_penalty",
-    "ignore_eos",
-    "logit_bias",
-    "max_new_tokens",
-    "min_new_tokens",
-    "min_p",
-    "presence_penalty",
-    "repetition_penalty",
-    "seed",
-    "stop_token_ids",
-    "temperature",
-    "top_k",
-    "top_logprobs",
-    "top_p",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +59,11 @@ class SamplingParams:
         stop_token_ids: Likewise, and reported as the stop reason.
         min_new_tokens: Tokens before which neither eos nor stop ids may be drawn.
         max_new_tokens: Tokens after which the answer ends with reason length.
+        max_seconds: Ends the answer with reason length at the first token after this long.
+        stop_strings: End the answer with reason stop once min_new_tokens are there; None has none.
+        processors: transformers' logits processors for this request; None has none.
         top_logprobs: Alternatives to report at each position; None reports nothing.
+        prompt_logprobs: The same for the prompt's positions.
     """
 
     temperature: float = 1.0
@@ -88,7 +79,11 @@ class SamplingParams:
     stop_token_ids: frozenset[int] = frozenset()
     min_new_tokens: int = 0
     max_new_tokens: int = 1
+    max_seconds: float = math.inf
+    stop_strings: StopStrings | None = None
+    processors: TokenProcessors | None = None
     top_logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     @property
     def greedy(self) -> bool:
@@ -103,70 +98,6 @@ class SamplingParams:
             or self.presence_penalty != 0.0
             or self.frequency_penalty != 0.0
         )
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingLimits:
-    """What a request may ask for, fixed when the engine is assembled.
-
-    Attributes:
-        vocab_size: Width of a logits row; token ids lie in [0, vocab_size).
-        max_model_tokens: Positions one request may use, prompt and answer together.
-        seed: Engine-wide seed that unseeded requests derive theirs from; None draws at random.
-    """
-
-    vocab_size: int
-    max_model_tokens: int
-    seed: int | None = None
-
-
-class _Options:
-    """Reads one option after the other: the request's value, else the configuration's, else off."""
-
-    def __init__(
-        self,
-        options: Mapping[str, object],
-        generation_config: GenerationConfig,
-        limits: SamplingLimits,
-    ) -> None:
-        """Refuse names that mean nothing here."""
-        unknown = sorted(str(name) for name in options if name not in KNOWN_OPTIONS)
-        if unknown:
-            raise InvalidRequestError(
-                f"unknown sampling option {unknown[0]!r}; known are {', '.join(KNOWN_OPTIONS)}",
-                param=unknown[0],
-            )
-        self._options = options
-        self._generation_config = generation_config
-        self.limits = limits
-
-    def given(self, name: str) -> object:
-        """Return what the request says, or None."""
-        return self._options.get(name)
-
-    def default(self, name: str) -> object:
-        """Return what the generation configuration says, or None."""
-        return getattr(self._generation_config, name, None)
-
-    def value(self, name: str) -> object:
-        """Return the request's value, else the configuration's, else None."""
-        given = self.given(name)
-        return self.default(name) if given is None else given
-
-    def flag(self, name: str) -> bool:
-        """Return an option that is on or off."""
-        value = self.value(name)
-        return False if value is None else as_bool(name, value)
-
-    def number(self, name: str, off: float, low: float, high: float) -> float:
-        """Return a number in [low, high], or off."""
-        value = self.value(name)
-        return off if value is None else as_float(name, value, low, high)
-
-    def token_ids(self, name: str) -> frozenset[int]:
-        """Return a set of token ids; the generation configuration has no say."""
-        value = self.given(name)
-        return frozenset() if value is None else as_token_ids(name, value, self.limits.vocab_size)
 
 
 def resolve_sampling(
@@ -195,13 +126,14 @@ def resolve_sampling(
         InvalidRequestError: A name is unknown, or a value has the wrong type or range.
         PromptTooLongError: The prompt, alone or with max_new_tokens, exceeds max_model_tokens.
     """
-    read = _Options(options, generation_config, limits)
-    top_logprobs = read.given("top_logprobs")
+    read = Options(options, generation_config, limits)
     bias = read.given("logit_bias")
     max_abs = MAX_ABS_PENALTY
     low, high = MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY
     shape = _resolve_shape(read)
     max_new_tokens = _resolve_max_new_tokens(read, num_prompt_tokens)
+    eos = _resolve_eos(read)
+    answer = Answer(num_prompt_tokens, max_new_tokens, eos, samples=shape.temperature > 0.0)
     return SamplingParams(
         temperature=shape.temperature,
         top_k=shape.top_k,
@@ -212,13 +144,15 @@ def resolve_sampling(
         presence_penalty=read.number("presence_penalty", 0.0, -max_abs, max_abs),
         frequency_penalty=read.number("frequency_penalty", 0.0, -max_abs, max_abs),
         logit_bias={} if bias is None else as_bias("logit_bias", bias, limits.vocab_size),
-        eos_token_ids=_resolve_eos(read),
+        eos_token_ids=eos,
         stop_token_ids=read.token_ids("stop_token_ids"),
         min_new_tokens=_resolve_min_new_tokens(read, num_prompt_tokens, max_new_tokens),
         max_new_tokens=max_new_tokens,
-        top_logprobs=None
-        if top_logprobs is None
-        else as_int("top_logprobs", top_logprobs, 0, MAX_TOP_LOGPROBS),
+        max_seconds=read.number("max_time", math.inf, 0.0, math.inf),
+        stop_strings=make_stop_strings(read),
+        processors=make_processors(read, answer),
+        top_logprobs=_resolve_report(read, "top_logprobs"),
+        prompt_logprobs=_resolve_report(read, "prompt_logprobs"),
     )
 
 
@@ -232,7 +166,7 @@ class _Shape:
     min_p: float = 0.0
 
 
-def _resolve_shape(read: _Options) -> _Shape:
+def _resolve_shape(read: Options) -> _Shape:
     """Decide between greedy and sampling; everything is checked in either case."""
     temperature = read.number("temperature", 1.0, 0.0, MAX_TEMPERATURE)
     top_k = read.value("top_k")
@@ -249,7 +183,13 @@ def _resolve_shape(read: _Options) -> _Shape:
     return shape if samples and temperature >= MIN_TEMPERATURE else _Shape()
 
 
-def _resolve_seed(read: _Options, request_index: int) -> int:
+def _resolve_report(read: Options, name: str) -> int | None:
+    """Return how many alternatives to report; only a request can ask for them."""
+    value = read.given(name)
+    return None if value is None else as_int(name, value, 0, MAX_TOP_LOGPROBS)
+
+
+def _resolve_seed(read: Options, request_index: int) -> int:
     """Return 64 bits: the request's seed, one made from the engine's, or a random one."""
     seed = read.given("seed")
     if seed is not None:
@@ -259,7 +199,7 @@ def _resolve_seed(read: _Options, request_index: int) -> int:
     return secrets.randbits(64)
 
 
-def _resolve_eos(read: _Options) -> frozenset[int]:
+def _resolve_eos(read: Options) -> frozenset[int]:
     """Return the ids that end the answer; a negative one stands for none.
 
     An id of the configuration that the model cannot produce is left out; one of the request is
@@ -279,7 +219,7 @@ def _resolve_eos(read: _Options) -> frozenset[int]:
     )
 
 
-def _resolve_max_new_tokens(read: _Options, num_prompt_tokens: int) -> int:
+def _resolve_max_new_tokens(read: Options, num_prompt_tokens: int) -> int:
     """Return how long the answer may be; a default is cut to what fits, a request is not.
 
     Raises:
@@ -300,7 +240,7 @@ def _resolve_max_new_tokens(read: _Options, num_prompt_tokens: int) -> int:
     return room if default is None else min(as_int("max_new_tokens", default, 1, None), room)
 
 
-def _resolve_min_new_tokens(read: _Options, num_prompt_tokens: int, max_new_tokens: int) -> int:
+def _resolve_min_new_tokens(read: Options, num_prompt_tokens: int, max_new_tokens: int) -> int:
     """Return how many tokens come before the answer may end; only a request's value must fit.
 
     Raises:
@@ -315,8 +255,11 @@ def _resolve_min_new_tokens(read: _Options, num_prompt_tokens: int, max_new_toke
                 param="min_new_tokens",
             )
         return asked
-    default, min_length = read.default("min_new_tokens"), read.default("min_length")
-    floor = 0 if default is None else as_int("min_new_tokens", default, 0, None)
-    if min_length is not None:  # the same, counted with the prompt
-        floor = max(floor, as_int("min_length", min_length, 0, None) - num_prompt_tokens)
+    default, min_length = read.default("min_new_tokens"), read.value("min_length")
+    if default is not None and read.given("min_length") is None:
+        floor = as_int("min_new_tokens", default, 0, None)
+    elif min_length is not None:  # counted with the prompt; `generate` ignores it beside the other
+        floor = max(0, as_int("min_length", min_length, 0, None) - num_prompt_tokens)
+    else:
+        floor = 0
     return min(floor, max_new_tokens)

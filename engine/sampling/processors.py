@@ -1,13 +1,20 @@
 """From the logits of the model to the distribution that is drawn from.
 
     logits [n, V] fp32
-      add_bias            what the client adds                             \
+                          Stage.BIAS                                       \
+      add_bias            what the client adds                              |
       penalise            repetition, then frequency and presence           |  in place, on a copy
-      mask_tokens         ends of the answer, while it must go on           /  that the caller owns
+                          Stage.BAN                                         |  that the caller owns
+      mask_tokens         ends of the answer, while it must go on           |
+                          Stage.FORCE                                      /
       apply_temperature                                                    \
+                          Stage.HEAT                                        |
       keep_top_k          ties with the k-th are kept                       |  return a new tensor,
       keep_top_p          over what top-k left                              |  or the same one when
-      keep_min_p          relative to the most likely one                  /   no row asks for it
+      keep_min_p          relative to the most likely one                   |  no row asks for it
+                          Stage.CUT                                        /
+
+The stages are the turns of transformers' own processors, where a request has some.
 
 The order and what is kept are those of transformers' `generate` (5.24, `_get_logits_processor`),
 which has sequence_bias and no presence or frequency penalty; the latter two follow OpenAI's
@@ -23,20 +30,34 @@ import numpy.typing as npt
 import torch
 
 from engine.sampling.row_plan import RowPlan
+from engine.sampling.token_processors import Stage
 
 _REMOVED = -math.inf
 
 
 def edit_logits(scores: torch.Tensor, plans: Sequence[RowPlan]) -> None:
-    """Apply bias, penalties and masks in place.
+    """Apply bias, penalties, masks and the processors among them, in place.
 
     Args:
         scores: [n, V] fp32, owned by the caller; changed.
         plans: n plans, in the order of the rows.
     """
+    run_processors(scores, plans, Stage.BIAS)
     add_bias(scores, plans)
     penalise(scores, plans)
+    run_processors(scores, plans, Stage.BAN)
     mask_tokens(scores, plans)
+    run_processors(scores, plans, Stage.FORCE)
+
+
+def run_processors(scores: torch.Tensor, plans: Sequence[RowPlan], stage: Stage) -> None:
+    """Give each row of [n, V] fp32 scores to its request's own processors, in place."""
+    for place, plan in enumerate(plans):
+        processors = plan.params.processors
+        if processors is not None and plan.token_ids is not None and stage in processors.stages:
+            token_ids = torch.from_numpy(plan.token_ids)[None].to(scores.device)  # [1, L]
+            row = scores[place : place + 1]
+            row.copy_(processors.apply(stage, token_ids, row))
 
 
 def add_bias(scores: torch.Tensor, plans: Sequence[RowPlan]) -> None:
@@ -83,12 +104,20 @@ def mask_tokens(scores: torch.Tensor, plans: Sequence[RowPlan]) -> None:
 
 
 def shape_distribution(scores: torch.Tensor, plans: Sequence[RowPlan]) -> torch.Tensor:
-    """Return [n, V] fp32 scores after temperature, top-k, top-p and min-p, in this order."""
+    """Return [n, V] fp32 scores after temperature, top-k, top-p and min-p, in this order.
+
+    Processors run in their stages; the given scores are not changed.
+    """
     params = [plan.params for plan in plans]
+    if any(plan.has_shaping_processors for plan in plans):
+        scores = scores.clone()
     scores = apply_temperature(scores, [row.temperature for row in params])
+    run_processors(scores, plans, Stage.HEAT)
     scores = keep_top_k(scores, [row.top_k for row in params])
     scores = keep_top_p(scores, [row.top_p for row in params])
-    return keep_min_p(scores, [row.min_p for row in params])
+    scores = keep_min_p(scores, [row.min_p for row in params])
+    run_processors(scores, plans, Stage.CUT)
+    return scores
 
 
 def apply_temperature(scores: torch.Tensor, temperatures: Sequence[float]) -> torch.Tensor:

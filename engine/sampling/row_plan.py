@@ -28,6 +28,7 @@ class RowPlan:
         bias_values: [B] float32.
         history: Tokens seen so far, or None without penalties.
         blocked_ids: [M] int64, tokens that may not be drawn yet.
+        token_ids: [L] int64, all tokens so far, or None without processors.
     """
 
     row: int
@@ -37,11 +38,22 @@ class RowPlan:
     bias_values: npt.NDArray[np.float32]
     history: TokenHistory | None
     blocked_ids: npt.NDArray[np.int64]
+    token_ids: npt.NDArray[np.int64] | None = None
 
     @property
     def edits_logits(self) -> bool:
         """Whether the row differs from what the model computed before temperature."""
-        return self.history is not None or len(self.bias_ids) > 0 or len(self.blocked_ids) > 0
+        return (
+            self.history is not None
+            or len(self.bias_ids) > 0
+            or len(self.blocked_ids) > 0
+            or (self.params.processors is not None and self.params.processors.edits)
+        )
+
+    @property
+    def has_shaping_processors(self) -> bool:
+        """Whether the row's distribution is cut by more than the sampler's own steps."""
+        return self.params.processors is not None and self.params.processors.shapes
 
 
 _NO_IDS = np.empty(0, dtype=np.int64)
@@ -60,6 +72,7 @@ def is_plain_greedy(request: RequestState) -> bool:
         params.temperature != 0.0
         or params.logit_bias
         or params.has_penalties
+        or params.processors is not None
         or must_continue(request)
     )
 
@@ -84,7 +97,8 @@ def plan_row(
     if must_continue(request):
         blocked_ids = _as_ids([*params.eos_token_ids | params.stop_token_ids], vocab_size)
     history = histories.get(request, vocab_size) if params.has_penalties else None
-    return RowPlan(row, params, uniform, bias_ids, bias_values, history, blocked_ids)
+    token_ids = None if params.processors is None else histories.sequence(request)
+    return RowPlan(row, params, uniform, bias_ids, bias_values, history, blocked_ids, token_ids)
 
 
 def _as_ids(token_ids: Sequence[int], vocab_size: int) -> npt.NDArray[np.int64]:

@@ -103,10 +103,7 @@ class _Step:
                 except _ROW_FAULTS as fault:
                     self._fail(plan.row, str(fault), fault)
             return
-        for greedy in (True, False):
-            alike = [plan for plan in plans if plan.params.greedy is greedy]
-            if alike:
-                self._draw_together(alike)
+        self._draw_in_groups(plans)
 
     def describe(self) -> None:
         """Add the log-probabilities that requests asked to see."""
@@ -131,7 +128,9 @@ class _Step:
         peaks = maxima(self._raw).tolist()  # NaN where any logit of the row is
         plans = []
         for row, request in enumerate(requests):
-            if not math.isfinite(peaks[row]):
+            processors = request.params.processors
+            mends = processors is not None and processors.takes_invalid
+            if not mends and not math.isfinite(peaks[row]):
                 self._fail(row, "the model's logits are not finite")
                 continue
             try:
@@ -152,11 +151,32 @@ class _Step:
             return
         candidates, place = Candidates(None, row), best
         if not plan.params.greedy:
-            candidates = shape_row(row, plan.params)
+            if plan.has_shaping_processors:
+                shaped = shape_distribution(torch.from_numpy(row)[None], [plan])
+                candidates = Candidates(None, shaped[0].numpy())
+            else:
+                candidates = shape_row(row, plan.params)
             place = draw_place(candidates.scores, plan.uniform)
         self.result.token_ids[plan.row] = candidates.token_at(place)
         if self._return_logprobs:
             self.result.logprobs[plan.row] = log_probability(candidates.scores, place)
+
+    def _draw_in_groups(self, plans: Sequence[RowPlan]) -> None:
+        """Fill in rows that share kernels with their like; those with processors go alone."""
+        alone = [plan for plan in plans if plan.params.processors is not None]
+        for plan in alone:
+            try:
+                self._draw_together([plan])
+            except _ROW_FAULTS as fault:
+                self._fail(plan.row, str(fault), fault)
+        for greedy in (True, False):
+            alike = [
+                plan
+                for plan in plans
+                if plan.params.processors is None and plan.params.greedy is greedy
+            ]
+            if alike:
+                self._draw_together(alike)
 
     def _draw_together(self, plans: Sequence[RowPlan]) -> None:
         """Fill in rows that are all greedy or all sampled and that share their kernels."""

@@ -21,32 +21,15 @@ _logger = logging.getLogger(__name__)
 # renormalize_logits are absent because they leave the distribution unchanged.
 _NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = MappingProxyType(
     {
-        "bad_words_ids": (),
-        "begin_suppress_tokens": (),
         "constraints": (),
         "diversity_penalty": (0,),
         "dola_layers": (),
-        "encoder_no_repeat_ngram_size": (0,),
-        "encoder_repetition_penalty": (1,),
-        "epsilon_cutoff": (0, 1),
-        "eta_cutoff": (0, 1),
-        "exponential_decay_length_penalty": (),
         "force_words_ids": (),
-        "forced_bos_token_id": (),
-        "forced_eos_token_id": (),
         "guidance_scale": (1,),
-        "max_time": (),
-        "no_repeat_ngram_size": (0,),
         "num_beam_groups": (1,),
         "num_beams": (1,),
         "penalty_alpha": (0,),
-        "remove_invalid_values": (False,),
-        "sequence_bias": (),
-        "stop_strings": (),
-        "suppress_tokens": (),
         "token_healing": (False,),
-        "top_h": (),
-        "typical_p": (1,),
         "watermarking_config": (),
     }
 )

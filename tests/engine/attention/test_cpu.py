@@ -1,0 +1,90 @@
+"""Our own attention kernel equals the formula, and a query's numbers depend on nothing else."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.attention.cpu import CpuBackend
+from engine.attention.interface import AttentionOptions
+from engine.kernels.cpu.build import build, instruction_set
+from engine.kernels.cpu.library import open_library
+from tests.engine.attention.cases import Shape, Step, make_step, naive_attention
+from tests.engine.attention.test_torch_reference import OPTIONS, RAGGED, SCALING, SHAPES
+from tests.engine.kernels.test_linear import runnable
+
+# More than one piece of 32 keys, and widths that fill vectors and that do not.
+LONG = [(0, 70), (63, 1), (64, 9), (31, 2), (90, 40)]
+WIDE = {"wide": Shape(key_dim=64, value_dim=64), "odd": Shape(key_dim=20, value_dim=36)}
+
+
+@pytest.fixture(params=runnable(), ids=lambda target: target.name, scope="module")
+def library(request):
+    path = build(request.param)
+    assert path is not None
+    return open_library(path)
+
+
+def check(step: Step, options: AttentionOptions, library) -> None:
+    output = step.attend(CpuBackend(step.page_size, library), options)
+    exact = naive_attention(step, options)
+    torch.testing.assert_close(output.double(), exact, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("scattered", [False, True], ids=["neighbours", "scattered"])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("requests", [RAGGED, LONG], ids=["short", "long"])
+def test_every_option_over_every_layout(library, requests, options, scattered):
+    check(make_step(requests, Shape(), 4, scattered=scattered), options, library)
+
+
+@pytest.mark.parametrize("shape", [*SHAPES.values(), *WIDE.values()], ids=[*SHAPES, *WIDE])
+@pytest.mark.parametrize("name", ["full", "window of 5", "softcap", "sinks"])
+def test_every_shape(library, name, shape):
+    options = OPTIONS[name]
+    if options.sinks is not None:
+        options = replace(options, sinks=options.sinks[: shape.num_heads])
+    check(make_step(RAGGED, shape, 16, scattered=True), options, library)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    requests=st.lists(st.tuples(st.integers(0, 80), st.integers(1, 40)), min_size=1, max_size=5),
+    page_size=st.sampled_from([4, 5, 8, 64]),
+    window=st.none() | st.integers(1, 70),
+    softcap=st.none() | st.just(2.0),
+    seed=st.integers(0, 1000),
+)
+def test_any_step(requests, page_size, window, softcap, seed):
+    options = AttentionOptions(SCALING, sliding_window=window, softcap=softcap)
+    path = build(instruction_set())
+    assert path is not None
+    step = make_step(requests, Shape(), page_size, scattered=True, seed=seed)
+    check(step, options, open_library(path))
+
+
+@pytest.mark.parametrize("name", ["full", "window of 9", "softcap"])
+def test_a_query_has_the_same_numbers_however_its_prompt_is_cut(library, name):
+    """Bit for bit: as one chunk, and as its last tokens alone."""
+    shape = Shape(key_dim=20, value_dim=20)
+    whole = make_step([(0, 100)], shape, 8, scattered=True)
+    expected = whole.attend(CpuBackend(8, library), OPTIONS[name])
+    for length in (1, 3, 8, 37, 99):
+        part = replace(
+            whole,
+            query=whole.query[-length:].contiguous(),
+            inputs=replace(whole.inputs, query_starts=[0, length]),
+        )
+        assert torch.equal(part.attend(CpuBackend(8, library), OPTIONS[name]), expected[-length:])
+
+
+def test_numbers_that_are_not_finite_stay_in_their_row(library):
+    step = make_step(RAGGED, Shape(), 4, scattered=True)
+    clean = step.attend(CpuBackend(4, library), OPTIONS["full"])
+    poisoned = replace(step, query=step.query.clone())
+    poisoned.query[0] = float("nan")
+    output = poisoned.attend(CpuBackend(4, library), OPTIONS["full"])
+    assert torch.isnan(output[0]).all()
+    assert torch.equal(output[1:], clean[1:])

@@ -1,0 +1,89 @@
+"""What fits is fused, what does not is left alone, and a model fused or not says the same."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    Olmo2Config,
+    Phi3Config,
+    Qwen3Config,
+)
+
+from engine.models import fused_layers
+from engine.models.causal_lm import CausalLM
+from engine.models.probe import probe_geometry, self_check
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
+    "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
+}  # fmt: skip
+GEMMA = Gemma3TextConfig(**SIZES, head_dim=8, sliding_window=8)
+FAMILIES = {
+    # name: (configuration, fused norms, attentions, MLPs, linears by themselves)
+    "llama": (LlamaConfig(**SIZES), 5, 2, 2, 1),
+    "qwen3": (Qwen3Config(**SIZES, head_dim=8), 9, 2, 2, 1),
+    # GELU in the MLP; norms store their weight less 1.
+    "gemma3": (GEMMA, 13, 2, 0, 7),
+    # Norms over all heads at once; projections come merged already.
+    "olmo2": (Olmo2Config(**SIZES), 9, 0, 2, 9),
+    "phi3": (Phi3Config(**SIZES), 5, 0, 0, 9),
+}
+
+
+def make(config):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+    for parameter in model.parameters():
+        # Norms are made with weights that are all alike, which would hide a wrong one.
+        torch.nn.init.normal_(parameter, mean=parameter.float().mean().item(), std=0.2)
+    return model
+
+
+def kinds(model: CausalLM) -> tuple[int, ...]:
+    count = Counter(type(replacement).__name__ for replacement in model.replacements)
+    names = ("FusedNorm", "FusedAttention", "FusedMLP", "SingleLinear")
+    return tuple(count[name] for name in names)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_is_fused_as_far_as_its_structure_is_known(family):
+    config, *expected = FAMILIES[family]
+    model = CausalLM(make(config))
+    assert kinds(model) == tuple(expected)
+    assert self_check(model, probe_geometry(model)) < 1e-5
+
+
+def test_nothing_is_replaced_when_kernels_are_not_wanted():
+    assert CausalLM(make(LlamaConfig(**SIZES)), use_kernels=False).replacements == []
+
+
+def test_nothing_is_replaced_in_half_precision():
+    assert CausalLM(make(LlamaConfig(**SIZES)).to(torch.bfloat16)).replacements == []
+
+
+@pytest.mark.parametrize(("name", "place"), [("silu_mul", 2), ("rotate", 1), ("rms_norm", 0)])
+def test_a_replacement_that_computes_something_else_is_left_out(monkeypatch, name, place):
+    right = getattr(fused_layers, name)
+    monkeypatch.setattr(fused_layers, name, lambda *arguments: right(*arguments) * 1.01)
+    model = CausalLM(make(LlamaConfig(**SIZES)))
+    assert kinds(model)[place] == 0
+    assert self_check(model, probe_geometry(model)) < 1e-5
+
+
+def test_a_model_is_left_whole_by_the_search():
+    model = make(LlamaConfig(**SIZES))
+    before = {name: set(vars(module)) for name, module in model.named_modules()}
+    CausalLM(model)
+    assert {name: set(vars(module)) for name, module in model.named_modules()} == before
+
+
+def test_a_model_too_large_to_pack_keeps_its_own_products(monkeypatch, caplog):
+    monkeypatch.setattr("engine.models.fusion.MAX_MEMORY_SHARE", 0.0)
+    assert CausalLM(make(LlamaConfig(**SIZES))).replacements == []
+    assert "not done" in caplog.text

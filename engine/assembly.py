@@ -12,6 +12,7 @@ from engine.input_builder import InputBuilder
 from engine.loop import StepParts
 from engine.models.causal_lm import CausalLM
 from engine.models.probe import ModelGeometry
+from engine.models.weights import WeightWatch
 from engine.resolve import ResolvedConfig
 from engine.runners.eager import EagerRunner
 from engine.sampling.sampler import Sampler
@@ -44,4 +45,5 @@ def assemble(model: CausalLM, geometry: ModelGeometry, resolved: ResolvedConfig)
         runner=EagerRunner(model, PagedAttention(cache, backend, geometry.layer_indices)),
         sampler=Sampler(return_logprobs=resolved.return_logprobs),
         make_scheduler=make_scheduler,
+        weights=WeightWatch(model.hf_model),
     )

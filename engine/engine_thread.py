@@ -135,7 +135,7 @@ class EngineThread:
         self._channels.router.store.wake()
 
     def _check_not_paused(self) -> None:
-        if self._channels.pause.held_by_this_thread:
+        if self._channels.pause.held_from_here:
             raise RuntimeError("stop() inside this thread's own pause() would wait for itself")
 
     def _end_unstarted(self) -> None:

@@ -17,18 +17,18 @@ from engine.errors import EngineDeadError, EngineError, EngineStoppingError, Req
 from engine.faults import FaultPoint, FaultPoints
 from engine.input_builder import InputBuilder
 from engine.mailbox import Mail, Mailbox, StopMode
+from engine.models.weights import WeightWatch
 from engine.output_router import OutputRouter
 from engine.pause import PauseGate
 from engine.requests import FinishReason, GenerationOutput, RequestState, RequestStatus
 from engine.restarts import RestartBudget
 from engine.runners.eager import Runner
-from engine.sampling.parameters import SamplingLimits, SamplingParams
+from engine.sampling.parameters import SamplingLimits
 from engine.sampling.sampler import Sampler
 from engine.scheduler import Scheduler
+from engine.warm_up import warm_up
 
 logger = logging.getLogger(__name__)
-
-WARM_UP_TOKENS = 64
 
 
 @dataclass(slots=True)
@@ -42,6 +42,7 @@ class StepParts:
         runner: Computes the logits.
         sampler: Draws the tokens.
         make_scheduler: Makes a scheduler with all blocks free, in place of one that broke.
+        weights: Notices that the model was changed during a pause.
     """
 
     scheduler: Scheduler
@@ -50,6 +51,7 @@ class StepParts:
     runner: Runner
     sampler: Sampler
     make_scheduler: Callable[[], Scheduler]
+    weights: WeightWatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,8 @@ class EngineLoop:
             What killed the loop, or None.
         """
         mailbox = self._channels.mailbox
+        if self._parts.weights.have_changed():
+            self._forget_computed()
         while True:
             try:
                 while self.turn():
@@ -105,6 +109,7 @@ class EngineLoop:
                 self._restart(error)
         unfinished = EngineStoppingError("the engine stopped before this request completed")
         self._end_all(mailbox.close(), unfinished)
+        self._parts.weights.remember()
         return None
 
     @property
@@ -113,37 +118,34 @@ class EngineLoop:
         return self._parts.scheduler
 
     def warm_up(self, limits: SamplingLimits) -> None:
-        """Compute a request that nobody asked for, so that threads, buffers and code are warm."""
-        num_prompt = max(1, min(WARM_UP_TOKENS, limits.max_model_tokens - 2))
-        request = RequestState(
-            request_id="warm-up",
-            prompt_ids=[token % limits.vocab_size for token in range(num_prompt)],
-            params=SamplingParams(temperature=0.0, max_new_tokens=2),
-            salt="warm-up",
-        )
-        scheduler = self._parts.scheduler
-        scheduler.add(request)
-        try:
-            while not request.is_finished():
-                batch = scheduler.schedule_batch()
-                self._parts.cache.copy_blocks(batch.block_copies)
-                scheduler.update(batch, self._forward_and_sample(batch))
-        finally:
-            # The loop knows nothing of this request and must not find it.
-            if not request.is_finished():
-                scheduler.cancel(request)
+        """Compute what nobody asked for, so that threads, buffers and code are warm."""
+
+        def compute(batch: ScheduledBatch) -> SampledTokens:
+            self._parts.cache.copy_blocks(batch.block_copies)
+            return self._forward_and_sample(batch)
+
+        warm_up(self._parts.scheduler, compute, limits)
 
     def turn(self) -> bool:
         """Take the mail and run one step; return False when it is time to stop."""
-        self._channels.pause.park()
-        scheduler = self._parts.scheduler
-        mail = self._channels.mailbox.take(wait=not scheduler.has_requests())
+        if self._channels.pause.is_wanted:
+            self._pause()
+        mail = self._channels.mailbox.take(wait=not self._parts.scheduler.has_requests())
         self._take_mail(mail)
-        if mail.stop is StopMode.HARD or (mail.stop and not scheduler.has_requests()):
+        has_requests = self._parts.scheduler.has_requests()
+        if mail.stop is StopMode.HARD or (mail.stop and not has_requests):
             return False
-        if scheduler.has_requests():
+        if has_requests:
             self.step()
         return True
+
+    def _pause(self) -> None:
+        """Stand still while a caller uses the model, and look afterwards what became of it."""
+        self._parts.weights.remember()
+        self._channels.pause.park()
+        if self._parts.weights.have_changed():
+            logger.info("the weights have changed: keys and values are computed again")
+            self._forget_computed()
 
     def step(self) -> None:
         """Compute and deliver one token for each request that is caught up, and prefill others."""
@@ -181,6 +183,9 @@ class EngineLoop:
         return self._parts.sampler.sample(logits, sampling)
 
     def _take_mail(self, mail: Mail) -> None:
+        if mail.forget:
+            self._parts.weights.mark_changed()
+            self._forget_computed()
         self._num_places += len(mail.requests)
         # Known before any is touched: whatever raises from here on, each gets its terminal output.
         self._requests.update({request.request_id: request for request in mail.requests})
@@ -241,6 +246,22 @@ class EngineLoop:
         self._num_places -= count
         self._channels.gate.release(count)
 
+    def _replace_scheduler(self) -> None:
+        """Take a scheduler with all blocks free; requests are to be added to it again."""
+        broken, self._parts.scheduler = self._parts.scheduler, self._parts.make_scheduler()
+        self._parts.scheduler.num_preemptions = broken.num_preemptions
+
+    def _forget_computed(self) -> None:
+        """Compute everything again: what the cache holds comes from other weights."""
+        self._replace_scheduler()
+        for request in self._requests.values():
+            if request.lifespan[0] >= 0:
+                # Like a preemption, also in what its outputs report.
+                request.num_preemptions += 1
+                self._parts.scheduler.num_preemptions += 1
+            _detach(request)
+            self._parts.scheduler.add(request)
+
     def _restart(self, error: Exception) -> None:
         """Begin again with an empty cache, without the requests that may be the reason.
 
@@ -249,7 +270,7 @@ class EngineLoop:
         """
         is_second = self.num_steps == self._num_steps_at_restart
         self._num_steps_at_restart = self.num_steps
-        self._parts.scheduler = self._parts.make_scheduler()
+        self._replace_scheduler()
         failure = _request_failure(error)
         ended = []
         for request in self._requests.values():

@@ -22,11 +22,19 @@ class StopMode(IntEnum):
 
 @dataclass(slots=True)
 class Mail:
-    """What has arrived since the last look."""
+    """What has arrived since the last look.
+
+    Attributes:
+        requests: New requests, in order of arrival.
+        cancelled: Ids of requests that are to end.
+        stop: How the loop is to end.
+        forget: Whether all that was computed so far is to be forgotten.
+    """
 
     requests: list[RequestState] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     stop: StopMode = StopMode.NONE
+    forget: bool = False
 
 
 class Mailbox:
@@ -41,6 +49,7 @@ class Mailbox:
         self._live_ids: set[str] = set()
         self._ending_ids: set[str] = set()
         self._poked = False
+        self._forget = False
         self._arrived = threading.Condition()
 
     def check_open(self) -> None:
@@ -84,6 +93,12 @@ class Mailbox:
             self._stop = max(self._stop, mode)
             self._arrived.notify_all()
 
+    def post_forget(self) -> None:
+        """Ask for all computed keys and values to be forgotten; outlives a stop and a start."""
+        with self._arrived:
+            self._forget = True
+            self._arrived.notify_all()
+
     def poke(self) -> None:
         """Wake the engine thread without mail, so that it looks at something else."""
         with self._arrived:
@@ -102,6 +117,7 @@ class Mailbox:
             self._poked = False
             mail, self._mail = self._mail, Mail()
             mail.stop = self._stop
+            mail.forget, self._forget = self._forget, False
             return mail
 
     def close(self, cause: BaseException | None = None) -> list[RequestState]:
@@ -162,4 +178,4 @@ class Mailbox:
 
     def _has_mail(self) -> bool:
         mail = self._mail
-        return bool(mail.requests or mail.cancelled or self._stop or self._poked)
+        return bool(mail.requests or mail.cancelled or self._stop or self._poked or self._forget)

@@ -5,8 +5,8 @@ Runs on callers' threads. What it hands over belongs to the engine thread: reque
 """
 
 import logging
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel
@@ -15,7 +15,6 @@ from engine.admission import AdmissionGate
 from engine.assembly import assemble
 from engine.config import ContinuousBatchingConfig, WorkloadHints
 from engine.engine_thread import EngineThread
-from engine.errors import EngineError
 from engine.faults import FaultPoints
 from engine.loop import Channels, EngineLoop
 from engine.mailbox import Mailbox
@@ -30,6 +29,7 @@ from engine.result_store import ResultStore
 from engine.sampling.parameters import SamplingLimits
 from engine.sampling.unsupported import check_generation_config
 from engine.statistics import EngineStatistics, read_statistics
+from engine.streaming import stream_outputs
 from engine.submission import DeliveryOptions, Submitter
 
 logger = logging.getLogger(__name__)
@@ -164,7 +164,7 @@ class ContinuousBatchingManager:
                 # Nothing empties the queue before start(): waiting for a place would be for ever.
                 self._submitter.post(request, in_turn=self.is_running())
                 ids.append(request.request_id)
-        except EngineError:
+        except BaseException:  # an interrupt while it waits for a place, too
             for request_id in ids:
                 self.cancel_request(request_id)
             raise
@@ -199,6 +199,19 @@ class ContinuousBatchingManager:
             yield output
             if output.is_finished():
                 return
+
+    def stream(self, request_id: str) -> AsyncGenerator[GenerationOutput, None]:
+        """Iterate asynchronously over one request's outputs, to its terminal one.
+
+            async for output in manager.stream(manager.add_request(prompt, streaming=True)):
+
+        Leaving early cancels the request; `contextlib.aclosing` makes that happen at once. The
+        iterator takes the place of a result handler and is read on one event loop.
+
+        Args:
+            request_id: A request that was added, also one that has run for a while or has ended.
+        """
+        return stream_outputs(request_id, self._mailbox, self._router)
 
     def register_result_handler(self, request_id: str, callback: ResultHandler) -> None:
         """Have a request's outputs delivered to a callback on the running event loop.
@@ -270,13 +283,34 @@ class ContinuousBatchingManager:
         Requests and cache are kept. Several threads may hold at once; the engine goes on when the
         last leaves.
 
+        The model's weights may be changed meanwhile, in place or by other ones: the engine notices,
+        and computes again what it holds of running requests and of prefixes.
+
         Raises:
             RuntimeError: On entering, if the engine does not run.
         """
         return self._pause.hold()
 
+    def pause_async(self) -> AbstractAsyncContextManager[None]:
+        """Like `pause`, for a coroutine: the event loop runs on while the engine ends its step."""
+        return self._pause.hold_async()
+
+    def clear_prefix_cache(self) -> None:
+        """Forget every computed key and value before the next step; running requests recompute.
+
+        Changed weights are noticed after a `pause` and at a `start`. This is for changes that are
+        not: those made while the engine was running, or to a few values through `weight.data`.
+        """
+        self._mailbox.post_forget()
+
     def warmup(self) -> None:
-        """Run a request that is delivered to nobody, so that the first real one is not slower."""
+        """Run requests that nobody asked for, for a second or two, unless that was done before.
+
+        Chunks and decoding rows of growing sizes, so that the first real request finds threads,
+        buffers and code as the second would.
+        """
+        if self.warmed_up:
+            return
         loop = self._thread.loop_to_warm_up()
         if loop is None:
             logger.warning("warmup() comes before start()")

@@ -140,6 +140,7 @@ class ContinuousMixin:
             InvalidRequestError: A prompt or a keyword is wrong; nothing was generated.
             PromptTooLongError: A prompt does not fit; nothing was generated.
             EngineDeadError: The engine died.
+            KeyboardInterrupt: The caller was interrupted; what was unfinished is cancelled.
         """
         if not inputs:
             return {}
@@ -158,7 +159,13 @@ class ContinuousMixin:
             workload_hints=hints,
         ) as manager:
             ids = manager.add_requests(inputs, record_timestamps=record_timestamps, **kwargs)
-            return _collect(manager, ids, progress_bar=progress_bar)
+            try:
+                return _collect(manager, ids, progress_bar=progress_bar)
+            except BaseException:
+                # Nobody will get the answers: leaving the block must not wait until they are done.
+                for request_id in ids:
+                    manager.cancel_request(request_id)
+                raise
 
 
 def _collect(

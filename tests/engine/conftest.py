@@ -49,12 +49,12 @@ def _record_instances(monkeypatch: pytest.MonkeyPatch, cls: type, instances: lis
 
 
 def _record_deaths(monkeypatch: pytest.MonkeyPatch, broken: list[Scheduler]) -> None:
-    for name in ("_restart", "_die"):
+    for name in ("_replace_scheduler", "_die"):
         end = getattr(EngineLoop, name)
 
-        def recorded(self, error, end=end):
+        def recorded(self, *args, end=end):
             broken.append(self.scheduler)
-            end(self, error)
+            end(self, *args)
 
         monkeypatch.setattr(EngineLoop, name, recorded)
 

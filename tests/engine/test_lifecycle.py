@@ -219,7 +219,7 @@ def test_a_dead_engine_is_visible_to_every_waiter(controlled):
     for_ids = [Call(manager.get_result, name) for name in "ab"]
     in_turn = Call(manager.add_requests, [[3]])
     pausing = Call(manager.pause().__enter__)
-    until(lambda: manager._pause._num_holders == 1)
+    until(lambda: len(manager._pause._holds) == 1)
     cause = kill(manager)
     runner.go()
     for call in for_ids:

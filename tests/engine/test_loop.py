@@ -9,6 +9,7 @@ from engine.errors import EngineError, EngineStoppingError
 from engine.input_builder import InputBuilder
 from engine.loop import Channels, EngineLoop, StepParts
 from engine.mailbox import Mailbox, StopMode
+from engine.models.weights import WeightWatch
 from engine.output_router import OutputRouter
 from engine.pause import PauseGate
 from engine.requests import FinishReason, RequestState
@@ -51,6 +52,7 @@ class HandTurnedEngine:
             model,
             Sampler(return_logprobs=False),
             make_another,
+            WeightWatch(None),
         )
         self.mailbox, self.store = Mailbox(), ResultStore()
         self.gate = AdmissionGate(max_queue_size)

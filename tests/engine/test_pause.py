@@ -54,10 +54,10 @@ def test_the_loop_stands_still_while_the_gate_is_held(loop):
 def test_one_thread_may_hold_repeatedly(loop):
     with loop.gate.hold():
         with loop.gate.hold():
-            assert loop.gate.held_by_this_thread
-        assert loop.gate.held_by_this_thread
+            assert loop.gate.held_from_here
+        assert loop.gate.held_from_here
         assert is_still(loop)
-    assert not loop.gate.held_by_this_thread
+    assert not loop.gate.held_from_here
 
 
 def test_the_loop_goes_on_when_the_last_of_several_holders_leaves(loop):
@@ -81,13 +81,13 @@ def test_the_loop_goes_on_when_the_last_of_several_holders_leaves(loop):
 
 def test_another_threads_hold_is_not_this_threads(loop):
     with loop.gate.hold():
-        assert Call(lambda: loop.gate.held_by_this_thread).outcome() is False
+        assert Call(lambda: loop.gate.held_from_here).outcome() is False
 
 
 def test_an_exception_inside_lets_the_loop_go_on(loop):
     with contextlib.suppress(KeyError), loop.gate.hold():
         raise KeyError
-    assert not loop.gate.held_by_this_thread
+    assert not loop.gate.held_from_here
     until(lambda: not is_still(loop))
 
 
@@ -95,7 +95,7 @@ def test_a_loop_that_never_ran_cannot_be_held():
     gate = PauseGate(lambda: None)
     with pytest.raises(RuntimeError, match="does not run"), gate.hold():
         pytest.fail("the gate was entered")
-    assert not gate.held_by_this_thread
+    assert not gate.held_from_here
 
 
 def test_a_loop_that_ended_cannot_be_held():
@@ -114,13 +114,13 @@ def test_who_waits_for_a_loop_that_dies_is_told_why():
             pytest.fail("the gate was entered")
 
     waiter = Call(hold)
-    until(lambda: gate._num_holders == 1)
+    until(lambda: len(gate._holds) == 1)
     cause = ValueError("the loop broke")
     gate.set_ended(True, cause)
     with pytest.raises(RuntimeError, match="ended while a pause waited") as caught:
         waiter.outcome()
     assert caught.value.__cause__ is cause
-    assert gate._num_holders == 0
+    assert len(gate._holds) == 0
 
 
 def test_holding_wakes_a_loop_that_sleeps():
@@ -147,5 +147,5 @@ def test_many_threads_holding_at_random_leave_the_loop_turning(loop):
 
     for holder in [Call(hold_often) for _ in range(4)]:
         holder.outcome()
-    assert loop.gate._num_holders == 0
+    assert len(loop.gate._holds) == 0
     until(lambda: not is_still(loop))

@@ -30,6 +30,8 @@ MAX_MEMORY_SHARE = 0.25
 # Sums of the same numbers in another order; wrong structure is off by far more.
 TOLERANCE = 1e-4
 CHECK_TOKENS = 5
+# Inputs of the size that is usual after a norm, and so large that whatever limits values shows.
+CHECK_MAGNITUDES = (1.0, 100.0)
 
 
 def find_replacements(model: nn.Module, switch_attention: SwitchAttention) -> list[Replacement]:
@@ -70,10 +72,9 @@ def _fuse_norm(module: nn.Module, library: ctypes.CDLL) -> Replacement | None:
         return None
     if len(module._parameters) != 1 or not is_plain_module(module):
         return None
-    sample = _random(CHECK_TOKENS, weight.shape[0])
     for gain in (0.0, 1.0):
         candidate = FusedNorm(module, library, epsilon, gain)
-        if _agrees(candidate, lambda: module(sample)):
+        if _agrees(candidate, weight.shape[0], module):
             return candidate
     return None
 
@@ -84,37 +85,41 @@ def _fuse_mlp(module: nn.Module, library: ctypes.CDLL) -> Replacement | None:
     if linears is None:
         return None
     candidate = FusedMLP(module, library, linears)
-    sample = _random(CHECK_TOKENS, linears[0].in_features)
-    return candidate if _agrees(candidate, lambda: module(sample)) else None
+    return candidate if _agrees(candidate, linears[0].in_features, module) else None
 
 
 def _fuse_attention(
     module: nn.Module, library: ctypes.CDLL, switch_attention: SwitchAttention
 ) -> Replacement | None:
-    """Replace an attention module with separate projections and rotary positions in halves."""
+    """Replace an attention module with separate projections and rotary positions in halves.
+
+    One that takes angles for a part of a head turns that part only, which the kernel does not.
+    """
     linears = _linears(module, ("q_proj", "k_proj", "v_proj", "o_proj"))
     head_dim = getattr(module, "head_dim", None)
     if linears is None or not isinstance(head_dim, int) or "layer_idx" not in module.__dict__:
         return None
     recorder = _Recorder()
-    angles = _random(CHECK_TOKENS, head_dim)[None]
-    arguments: dict[str, Any] = {
-        "hidden_states": _random(CHECK_TOKENS, linears[0].in_features)[None],
-        "position_embeddings": (angles.cos(), angles.sin()),
-        "attention_mask": None,
-    }
 
-    def attend() -> torch.Tensor:
+    def attend(hidden: torch.Tensor, width: int = head_dim) -> torch.Tensor:
+        angles = _random(CHECK_TOKENS, width)[None]
+        arguments: dict[str, Any] = {
+            "hidden_states": hidden[None],
+            "position_embeddings": (angles.cos(), angles.sin()),
+            "attention_mask": None,
+        }
         with switch_attention(recorder):
             result: torch.Tensor = module(**arguments)[0]
         return result
 
-    with _no_error() as outcome:
-        attend()
-    if outcome.failed or recorder.options is None:
+    num_inputs = linears[0].in_features
+    sample = _random(CHECK_TOKENS, num_inputs)
+    if _runs(lambda: attend(sample, head_dim // 2)) or not _runs(lambda: attend(sample)):
+        return None
+    if recorder.options is None:
         return None
     candidate = FusedAttention(module, library, linears, head_dim, recorder.options)
-    return candidate if _agrees(candidate, attend) else None
+    return candidate if _agrees(candidate, num_inputs, attend) else None
 
 
 class _Recorder:
@@ -155,13 +160,29 @@ def _no_error() -> Iterator[_Outcome]:
         outcome.failed = True
 
 
-def _agrees(candidate: Replacement, compute: Callable[[], torch.Tensor]) -> bool:
-    """Return whether a computation gives the same with the replacement as without."""
+def _runs(compute: Callable[[], torch.Tensor]) -> bool:
+    """Return whether a computation takes its arguments."""
+    with _no_error() as outcome:
+        compute()
+    return not outcome.failed
+
+
+def _agrees(
+    candidate: Replacement, num_inputs: int, compute: Callable[[torch.Tensor], torch.Tensor]
+) -> bool:
+    """Return whether a computation on [T, num_inputs] is the same with the replacement."""
+    sample = _random(CHECK_TOKENS, num_inputs)
+    return all(_agrees_on(candidate, sample * magnitude, compute) for magnitude in CHECK_MAGNITUDES)
+
+
+def _agrees_on(
+    candidate: Replacement, sample: torch.Tensor, compute: Callable[[torch.Tensor], torch.Tensor]
+) -> bool:
     with _no_error():
-        own = compute()
+        own = compute(sample)
         try:
             candidate.put_in_place()
-            ours = compute()
+            ours = compute(sample)
         finally:
             candidate.take_away()
         if own.shape == ours.shape:

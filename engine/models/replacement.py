@@ -30,6 +30,8 @@ class Replacement(ABC):
         self.sources = list(sources)
         self._built_from: tuple[object, ...] | None = None
         self._forward: Forward | None = None
+        # Held, so that no later parameter can lie where one of these lay and pass for it.
+        self._held: list[torch.Tensor] = []
 
     @abstractmethod
     def build(self) -> Forward:
@@ -41,6 +43,7 @@ class Replacement(ABC):
         if state != self._built_from:
             self._forward = self.build() if all(map(_is_plain, _parameters(self.sources))) else None
             self._built_from = state
+            self._held = [parameter.data for parameter in _parameters(self.sources)]
         if self._forward is not None:
             # An attribute of the instance goes before the method of the class.
             self.module.__dict__["forward"] = self._forward

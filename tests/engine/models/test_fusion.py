@@ -8,9 +8,13 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
+    Glm4MoeConfig,
     LlamaConfig,
+    NemotronConfig,
     Olmo2Config,
+    OlmoConfig,
     Phi3Config,
+    PhiConfig,
     Qwen3Config,
 )
 
@@ -74,6 +78,32 @@ def test_a_replacement_that_computes_something_else_is_left_out(monkeypatch, nam
     model = CausalLM(make(LlamaConfig(**SIZES)))
     assert kinds(model)[place] == 0
     assert self_check(model, probe_geometry(model)) < 1e-5
+
+
+PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        NemotronConfig(**SIZES, rope_parameters=PARTIAL),
+        Glm4MoeConfig(**SIZES, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=16),
+        PhiConfig(**SIZES, rope_parameters=PARTIAL),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_a_rotation_of_a_part_of_a_head_is_not_fused(config):
+    """The kernel turns whole heads, and would read angles that are not there."""
+    model = CausalLM(make(config))
+    assert kinds(model)[1] == 0
+    assert self_check(model, probe_geometry(model)) < 1e-5
+
+
+@pytest.mark.parametrize("limit", [0.5, 8.0, 100.0])
+def test_an_attention_that_limits_its_values_is_not_fused(limit):
+    """Usual values stay below the limit, so that only large ones tell."""
+    assert kinds(CausalLM(make(OlmoConfig(**SIZES, clip_qkv=limit))))[1] == 0
+    assert kinds(CausalLM(make(OlmoConfig(**SIZES))))[1] == 2
 
 
 def test_a_model_is_left_whole_by_the_search():

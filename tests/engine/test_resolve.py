@@ -119,13 +119,13 @@ def test_requests_have_parameters_of_their_own_either_way(per_request, make_mana
 
 
 def test_unsupported_processors_are_dropped_or_refused(tiny_model, caplog):
-    generation = GenerationConfig(no_repeat_ngram_size=2, eos_token_id=None)
+    generation = GenerationConfig(num_beams=2, eos_token_id=None)
     strict = ContinuousBatchingConfig(num_blocks=8, drop_unsupported_processors=False)
-    with pytest.raises(UnsupportedConfigError, match="no_repeat_ngram_size"):
+    with pytest.raises(UnsupportedConfigError, match="num_beams"):
         tiny_model.init_continuous_batching(generation, strict)
     with caplog.at_level(logging.WARNING):
         tiny_model.init_continuous_batching(generation, ContinuousBatchingConfig(num_blocks=8))
-    assert "no_repeat_ngram_size" in caplog.text
+    assert "num_beams" in caplog.text
 
 
 def test_hints_bound_the_requests_but_do_not_overrule_a_setting(resolved):

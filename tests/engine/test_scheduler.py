@@ -108,6 +108,12 @@ def test_new_requests_leave_the_reserved_blocks_to_running_ones():
     assert list(scheduler.running) == ["a", "b"]
 
 
+def test_a_request_that_would_reach_into_the_reserved_blocks_waits():
+    scheduler = make_scheduler(num_blocks=8, num_reserved_blocks=3)
+    started(scheduler, distinct("a", 8), distinct("b", 16))
+    assert list(scheduler.running) == ["a"]
+
+
 def test_an_idle_engine_takes_a_request_that_needs_the_reserved_blocks():
     scheduler = make_scheduler(num_blocks=4, num_reserved_blocks=3)
     started(scheduler, distinct("a", 15))

@@ -161,6 +161,11 @@ class RequestState:
         block_names: Names of the leading full blocks, made once; the cache's own objects.
         num_indexed_blocks: Leading full blocks already entered in the prefix index.
         salt: Requests with different salts share no blocks.
+        priority: Lower ones start first; all 0 unless the scheduler is "priority".
+        arrival: Its place in the order in which requests reached the scheduler.
+        promoted: Goes before all that are not: it has waited or given way long enough.
+        host_block_ids: Blocks of the host buffer that hold its positions while it is preempted.
+        num_saved: Positions in these.
         num_delivered: Generated tokens that an output has carried.
     """
 
@@ -188,6 +193,11 @@ class RequestState:
     block_names: list[Any] = field(default_factory=list)
     num_indexed_blocks: int = 0
     salt: str = ""
+    priority: int = 0
+    arrival: int = 0
+    promoted: bool = False
+    host_block_ids: list[int] = field(default_factory=list)
+    num_saved: int = 0
 
     @property
     def num_tokens(self) -> int:

@@ -16,7 +16,9 @@ from engine.models.weights import WeightWatch
 from engine.resolve import ResolvedConfig
 from engine.runners.eager import EagerRunner
 from engine.sampling.sampler import Sampler
-from engine.scheduler import SCHEDULERS, Scheduler
+from engine.scheduler import Scheduler
+from engine.scheduler_kinds import SCHEDULERS
+from engine.step_cost import StepPace
 
 
 def assemble(model: CausalLM, geometry: ModelGeometry, resolved: ResolvedConfig) -> StepParts:
@@ -25,22 +27,27 @@ def assemble(model: CausalLM, geometry: ModelGeometry, resolved: ResolvedConfig)
     cache = PagedCache(
         geometry.layers, resolved.num_blocks, page_size, dtype=model.dtype, device=model.device
     )
+    cache.add_host_blocks(resolved.num_host_blocks)
     backend = make_backend(resolved.attention, page_size)
 
     def make_scheduler() -> Scheduler:
         blocks = BlockManager(
-            resolved.num_blocks, page_size, allow_sharing=resolved.allow_block_sharing
+            resolved.num_blocks,
+            page_size,
+            allow_sharing=resolved.allow_block_sharing,
+            num_host_blocks=resolved.num_host_blocks,
         )
         return SCHEDULERS[resolved.scheduler_type](
             blocks,
             max_batch_tokens=resolved.max_batch_tokens,
             max_requests=resolved.max_requests_per_batch,
             num_reserved_blocks=resolved.num_reserved_blocks,
+            pace=StepPace(resolved.step_time_target),
         )
 
     return StepParts(
         scheduler=make_scheduler(),
-        input_builder=InputBuilder(page_size, model.device),
+        input_builder=InputBuilder(page_size, model.device, resolved.max_blocks_per_request),
         cache=cache,
         runner=EagerRunner(model, PagedAttention(cache, backend, geometry.layer_indices)),
         sampler=Sampler(return_logprobs=resolved.return_logprobs),

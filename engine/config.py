@@ -21,7 +21,9 @@ class ContinuousBatchingConfig:
         max_memory_percent: Share (0, 1] of the free memory for the cache, despite its name; None:
             0.6 on a CPU, else 0.8 with logit processing and 0.9 without.
         max_requests_per_batch: Requests in one step; None: the workload hint, at most 1024.
-        max_blocks_per_request: Width of the block table of the decode fast path; 0 turns it off.
+        max_blocks_per_request: Width of the block table of flash-attn's decode path; wider batches
+            take the general one. 0 turns it off, as does any device without it; None: the workload
+            hint, else 32.
         allow_block_sharing: Whether equal prefixes share blocks.
         use_async_batching: Overlap preparing a step with running the previous one.
         use_cuda_graph: CUDA graphs for the varlen and the decode path.
@@ -30,14 +32,17 @@ class ContinuousBatchingConfig:
         varlen_compile_config: How to compile the varlen path.
         decode_compile_config: How to compile the decode path.
         default_compile_level: 0 to 3: compile with preset configurations.
-        scheduler_type: "fifo" or "prefill_first".
+        scheduler_type: "fifo", "prefill_first" or "priority"; with the last, requests take a
+            `priority`, of which the lower goes first.
         safety_margin: Share [0, 1) of the blocks kept free of new requests while others run; None:
-            0.15 for fifo, 0 for prefill_first.
+            0 for prefill_first, else 0.15.
         return_logprobs: Report the log-probability of each generated token.
         seed: Seed that requests without one derive theirs from; None draws at random.
         auto_switch_to_flash: Use flash-attn on a GPU where it is installed.
-        cpu_offload_space: GiB of host memory to swap preempted requests to; 0 recomputes them.
-        cpu_offload_space_safety_threshold: Largest share of the host memory it may be.
+        cpu_offload_space: GiB of host memory to swap preempted requests to; 0 recomputes them; None
+            takes as much as the threshold allows, at most the size of the cache.
+        cpu_offload_space_safety_threshold: Share (0, 1] of the host memory left beside the cache
+            that it may be; 1 does not limit it.
         max_queue_size: Requests that may wait for their first step; 0 is unlimited.
         per_request_processors: Accept sampling parameters per request. They are always accepted
             here, so both values mean the same.
@@ -48,6 +53,9 @@ class ContinuousBatchingConfig:
         use_default_compile_configs: Deprecated; True means default_compile_level=1.
         max_cached_graphs: Deprecated; has no effect.
         block_size: Deprecated; the old name of page_size.
+        step_time_target: Not in the documentation. How long a step may take while requests stream,
+            in seconds; prompts enter in pieces that keep to it. 0 does not limit it; None: 0.2 on a
+            CPU, 0.05 on a GPU.
 
     Source: the public documentation of transformers' class of the same name.
     """
@@ -81,6 +89,7 @@ class ContinuousBatchingConfig:
     use_default_compile_configs: InitVar[bool | None] = None
     max_cached_graphs: InitVar[int | None] = None
     block_size: InitVar[int | None] = None
+    step_time_target: float | None = None
 
     DEPRECATED_FIELDS: ClassVar[tuple[str, ...]] = (
         "use_default_compile_configs",

@@ -11,11 +11,10 @@ import torch
 
 from engine.config import ContinuousBatchingConfig
 from engine.errors import UnsupportedConfigError
-from engine.scheduler import SCHEDULERS
+from engine.scheduler_kinds import SCHEDULERS
 
 # Field -> (values that ask for nothing, what the others would need).
 REFUSED_FIELDS: dict[str, tuple[tuple[object, ...], str]] = {
-    "max_blocks_per_request": ((None, 0), "the decode fast path comes with the GPU kernels"),
     "use_async_batching": ((None, False), "overlapped steps come with the GPU runners"),
     "use_cuda_graph": ((None, False, (False, False)), "CUDA graphs come with the GPU runners"),
     "q_padding_interval_size": ((0,), "padding comes with the CUDA graphs"),
@@ -23,8 +22,6 @@ REFUSED_FIELDS: dict[str, tuple[tuple[object, ...], str]] = {
     "varlen_compile_config": ((None,), "compiled forwards are not there yet"),
     "decode_compile_config": ((None,), "compiled forwards are not there yet"),
     "default_compile_level": ((0,), "compiled forwards are not there yet"),
-    "cpu_offload_space": ((0, None), "preempted requests are recomputed, not swapped, so far"),
-    "cpu_offload_space_safety_threshold": ((0.8,), "it limits cpu_offload_space"),
     "disable_nccl_graph_mixing": ((True,), "it concerns tensor parallelism on GPUs"),
     "cpu_group_timeout": ((300.0,), "it concerns tensor parallelism"),
 }
@@ -47,6 +44,12 @@ def _is_fraction(*, zero: bool, one: bool) -> Callable[[object], bool]:
     return check
 
 
+def _is_amount(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return math.isfinite(value) and value >= 0
+
+
 def _is_bool(value: object) -> bool:
     return type(value) is bool
 
@@ -58,6 +61,13 @@ _RANGES: dict[str, tuple[str, Callable[[object], bool]]] = {
     "max_batch_tokens": ("a whole number of at least 1", _is_count(1)),
     "max_memory_percent": ("a share: above 0, at most 1", _is_fraction(zero=False, one=True)),
     "max_requests_per_batch": ("a whole number of at least 1", _is_count(1)),
+    "max_blocks_per_request": ("a whole number of at least 0", _is_count(0)),
+    "cpu_offload_space": ("a number of GiB, at least 0", _is_amount),
+    "cpu_offload_space_safety_threshold": (
+        "a share: above 0, at most 1",
+        _is_fraction(zero=False, one=True),
+    ),
+    "step_time_target": ("a number of seconds, at least 0", _is_amount),
     "safety_margin": ("a share: at least 0, below 1", _is_fraction(zero=True, one=False)),
     "max_queue_size": ("a whole number of at least 0", _is_count(0)),
     "seed": ("a whole number", lambda value: type(value) is int),
@@ -74,6 +84,9 @@ _OPTIONAL = frozenset(
         "max_batch_tokens",
         "max_memory_percent",
         "max_requests_per_batch",
+        "max_blocks_per_request",
+        "cpu_offload_space",
+        "step_time_target",
         "safety_margin",
         "seed",
     }

@@ -13,15 +13,18 @@ from engine.batch import BatchInputs, ScheduledBatch
 class InputBuilder:
     """Builds `BatchInputs`."""
 
-    def __init__(self, page_size: int, device: torch.device) -> None:
+    def __init__(self, page_size: int, device: torch.device, table_width: int = 0) -> None:
         """Remember where the tensors go.
 
         Args:
             page_size: Positions in a block.
             device: The model's device.
+            table_width: Least width of the block table of a batch in which every request computes
+                one token, so that such batches have one shape.
         """
         self._page_size = page_size
         self._device = device
+        self._table_width = table_width
 
     def build(self, batch: ScheduledBatch) -> BatchInputs:
         """Lay the requests' new tokens one after another."""
@@ -29,8 +32,7 @@ class InputBuilder:
         tokens = np.empty(num_tokens, dtype=np.int64)
         positions = np.empty(num_tokens, dtype=np.int64)
         slots = np.empty(num_tokens, dtype=np.int64)
-        widest = max(len(item.request.block_ids) for item in batch.scheduled)
-        block_table = np.zeros((len(batch.scheduled), widest), dtype=np.int32)
+        block_table = np.zeros((len(batch.scheduled), self._width_for(batch)), dtype=np.int32)
         query_starts = [0]
         sample_indices = []
         for row, item in enumerate(batch.scheduled):
@@ -63,6 +65,11 @@ class InputBuilder:
             context_lengths=[item.num_context_tokens for item in batch.scheduled],
             sample_indices=self._on_device(np.array(sample_indices, dtype=np.int64)),
         )
+
+    def _width_for(self, batch: ScheduledBatch) -> int:
+        widest = max(len(item.request.block_ids) for item in batch.scheduled)
+        only_rows = batch.num_tokens == len(batch.scheduled)
+        return max(widest, self._table_width) if only_rows else widest
 
     def _on_device(self, values: np.ndarray[tuple[int], np.dtype[np.int64]]) -> torch.Tensor:
         return torch.from_numpy(values).to(self._device)

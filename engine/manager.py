@@ -85,7 +85,13 @@ class ContinuousBatchingManager:
         self._router = OutputRouter(self._store, faults)
         self._pause = PauseGate(mailbox.poke)
         gate = AdmissionGate(self.resolved_config.max_queue_size)
-        self._submitter = Submitter(generation_config, self.limits, mailbox, gate)
+        self._submitter = Submitter(
+            generation_config,
+            self.limits,
+            mailbox,
+            gate,
+            has_priorities=self.resolved_config.scheduler_type == "priority",
+        )
         self._channels = Channels(mailbox, gate, self._pause, self._router, faults)
         self._thread = EngineThread(self._build_loop, self._channels)
 
@@ -109,7 +115,8 @@ class ContinuousBatchingManager:
             streaming: Deliver an output for every token, not only at the end.
             record_timestamps: Note when each token was accepted.
             eos_token_id: Tokens that end the answer; None: the generation configuration's, -1 none.
-            **logit_processor_kwargs: Sampling parameters, see `SamplingParams`.
+            **logit_processor_kwargs: Sampling parameters, see `SamplingParams`; and, with
+                scheduler_type="priority", priority: lower ones go first, 0 if it is not given.
 
         Returns:
             The request's id.

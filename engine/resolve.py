@@ -4,17 +4,26 @@ Pure but for asking how much memory there is. Runs on the caller's thread, when 
 a setting that cannot be honoured is refused here, by name, before anything is allocated.
 """
 
+import logging
+import math
 from dataclasses import dataclass
 
 import torch
 
 from engine.attention.select_backend import BackendChoice, choose_backend
-from engine.cache.sizing import available_bytes, bytes_per_block, num_blocks_that_fit
+from engine.cache.sizing import (
+    available_bytes,
+    bytes_per_block,
+    num_blocks_that_fit,
+    num_host_blocks_that_fit,
+)
 from engine.config import ContinuousBatchingConfig, WorkloadHints
 from engine.config_checks import check_config
 from engine.errors import CacheTooSmallError
 from engine.models.causal_lm import CausalLM
 from engine.models.probe import ModelGeometry
+
+logger = logging.getLogger(__name__)
 
 MAX_REQUESTS_PER_BATCH = 1024
 # A step of this many prompt tokens delays every running stream by its length. Source: a 135M model
@@ -23,7 +32,12 @@ CPU_BATCH_TOKENS = 256
 GPU_BATCH_TOKENS = 8192
 CPU_MEMORY_FRACTION = 0.6
 GPU_MEMORY_FRACTION = 0.8
-SAFETY_MARGINS = {"fifo": 0.15, "prefill_first": 0.0}
+SAFETY_MARGINS = {"fifo": 0.15, "prefill_first": 0.0, "priority": 0.15}
+# Five tokens a second are about as slow as people read; a GPU can do better at little cost.
+CPU_STEP_SECONDS = 0.2
+GPU_STEP_SECONDS = 0.05
+# Width of the decode path's block table without a hint. Source: the documented engine's default.
+BLOCKS_PER_REQUEST = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +49,12 @@ class ResolvedConfig:
         num_blocks: Blocks in the cache.
         max_batch_tokens: Tokens in a step.
         max_requests_per_batch: Requests that may run at once.
+        max_blocks_per_request: Least width of a decoding batch's block table; 0 where every width
+            is as good.
         max_model_tokens: Positions one request may use, prompt and answer together.
         num_reserved_blocks: Blocks that new requests leave free while others run.
+        num_host_blocks: Blocks on the host that preempted requests are swapped to.
+        step_time_target: Seconds a step may take while requests stream; 0 is unlimited.
         max_queue_size: Requests that may wait for their first step; 0 is unlimited.
         allow_block_sharing: Whether equal prefixes share blocks.
         scheduler_type: Which scheduler.
@@ -51,8 +69,11 @@ class ResolvedConfig:
     num_blocks: int
     max_batch_tokens: int
     max_requests_per_batch: int
+    max_blocks_per_request: int
     max_model_tokens: int
     num_reserved_blocks: int
+    num_host_blocks: int
+    step_time_target: float
     max_queue_size: int
     allow_block_sharing: bool
     scheduler_type: str
@@ -70,8 +91,13 @@ class ResolvedConfig:
             "cache_bytes": f"{self.cache_bytes / 2**30:.2f} GiB",
             "max_batch_tokens": f"{self.max_batch_tokens} tokens",
             "max_requests_per_batch": str(self.max_requests_per_batch),
+            "max_blocks_per_request": str(self.max_blocks_per_request),
             "max_model_tokens": f"{self.max_model_tokens} tokens",
             "num_reserved_blocks": str(self.num_reserved_blocks),
+            "num_host_blocks": str(self.num_host_blocks),
+            "step_time_target": f"{self.step_time_target:g} s"
+            if self.step_time_target
+            else "unlimited",
             "max_queue_size": str(self.max_queue_size or "unlimited"),
             "allow_block_sharing": str(self.allow_block_sharing),
             "scheduler_type": self.scheduler_type,
@@ -101,23 +127,18 @@ def resolve_config(
     block_bytes = bytes_per_block(geometry.layers, config.page_size, model.dtype)
     reserved = _step_bytes(model, max_batch_tokens, max_requests)
     num_blocks = _resolve_blocks(config, model, block_bytes, reserved, reasons)
-    attention = choose_backend(
-        model.device,
-        model.dtype,
-        config.page_size,
-        allow_flash=config.auto_switch_to_flash,
-        has_sinks=geometry.has_sinks,
-        use_kernels=model.use_kernels,
-    )
-    reasons["attention"] = attention.reason
+    attention = _resolve_attention(config, model, geometry, reasons)
     reasons["cache_bytes"] = f"{block_bytes:,} bytes a block"
     return ResolvedConfig(
         page_size=config.page_size,
         num_blocks=num_blocks,
         max_batch_tokens=max_batch_tokens,
         max_requests_per_batch=max_requests,
+        max_blocks_per_request=_resolve_table_width(config, hints, attention, reasons),
         max_model_tokens=_resolve_model_tokens(model, num_blocks * config.page_size, reasons),
         num_reserved_blocks=_resolve_reserve(config, num_blocks, reasons),
+        num_host_blocks=_resolve_host_blocks(config, model, num_blocks, block_bytes, reasons),
+        step_time_target=_resolve_step_time(config, model.device, reasons),
         max_queue_size=config.max_queue_size,
         allow_block_sharing=config.allow_block_sharing,
         scheduler_type=config.scheduler_type,
@@ -127,6 +148,24 @@ def resolve_config(
         attention=attention,
         reasons=reasons,
     )
+
+
+def _resolve_attention(
+    config: ContinuousBatchingConfig,
+    model: CausalLM,
+    geometry: ModelGeometry,
+    reasons: dict[str, str],
+) -> BackendChoice:
+    choice = choose_backend(
+        model.device,
+        model.dtype,
+        config.page_size,
+        allow_flash=config.auto_switch_to_flash,
+        has_sinks=geometry.has_sinks,
+        use_kernels=model.use_kernels,
+    )
+    reasons["attention"] = choice.reason
+    return choice
 
 
 def _resolve_batch_tokens(
@@ -188,6 +227,62 @@ def _resolve_reserve(
         margin = SAFETY_MARGINS[config.scheduler_type]
         reasons["num_reserved_blocks"] = f"{margin:.0%} of the blocks, {config.scheduler_type}"
     return int(margin * num_blocks)
+
+
+def _resolve_host_blocks(
+    config: ContinuousBatchingConfig,
+    model: CausalLM,
+    num_blocks: int,
+    block_bytes: int,
+    reasons: dict[str, str],
+) -> int:
+    space = config.cpu_offload_space
+    if space == 0:
+        return 0
+    left = available_bytes(torch.device("cpu"))
+    if model.device.type == "cpu":
+        left -= num_blocks * block_bytes  # the cache takes its part of the same memory
+    threshold = config.cpu_offload_space_safety_threshold
+    wanted = num_blocks if space is None else int(space * 2**30) // block_bytes
+    if space is not None and threshold == 1.0:
+        return wanted
+    allowed = num_host_blocks_that_fit(left, block_bytes, threshold)
+    if allowed < wanted:
+        reasons["num_host_blocks"] = f"{threshold:.0%} of {max(left, 0) / 2**30:.1f} GiB left"
+        if space is not None:
+            logger.warning("cpu_offload_space is cut from %d to %d blocks", wanted, allowed)
+    elif space is None:
+        reasons["num_host_blocks"] = "as many as in the cache"
+    return min(allowed, wanted)
+
+
+def _resolve_step_time(
+    config: ContinuousBatchingConfig, device: torch.device, reasons: dict[str, str]
+) -> float:
+    if config.step_time_target is not None:
+        return float(config.step_time_target)
+    reasons["step_time_target"] = f"default on {device.type}"
+    return CPU_STEP_SECONDS if device.type == "cpu" else GPU_STEP_SECONDS
+
+
+def _resolve_table_width(
+    config: ContinuousBatchingConfig,
+    hints: WorkloadHints,
+    attention: BackendChoice,
+    reasons: dict[str, str],
+) -> int:
+    if attention.name != "flash":
+        reasons["max_blocks_per_request"] = f"{attention.name} attention takes tables of any width"
+        return 0
+    if config.max_blocks_per_request is not None:
+        return config.max_blocks_per_request
+    longest = hints.max_prompt_length + hints.max_generated_length
+    if longest == 0:
+        reasons["max_blocks_per_request"] = "default"
+        return BLOCKS_PER_REQUEST
+    reasons["max_blocks_per_request"] = "the longest request of the workload hints"
+    num_blocks = math.ceil(longest / config.page_size) + 1
+    return num_blocks + num_blocks % 2
 
 
 def _resolve_model_tokens(model: CausalLM, cache_tokens: int, reasons: dict[str, str]) -> int:

@@ -1,17 +1,20 @@
 """Decides what each step computes, and is the only writer of request state.
 
 Engine thread only. There is no prefill and no decode phase: each request's `num_computed` catches
-up with its `num_tokens`; what is left when it is caught up is one token to draw. Running requests
-are kept in the order of their admission. When blocks run out the newest is preempted: it gives
-up its blocks, goes to the head of the queue and is computed again (mostly found in the prefix
-index). The oldest can always go on, so everything ends.
+up with its `num_tokens`; what is left when it is caught up is one token to draw. When blocks run
+out the running request of the highest rank gives way: it gives up its blocks, goes back to the
+queue, and is computed again (mostly found in the prefix index) or swapped back from the host. The
+one of the lowest rank can always go on, so everything ends.
 
-    waiting (deque)  --admit-->  running (by admission)  --finish, fail, cancel-->  ended
+    waiting (by rank)  --admit-->  running (by admission)  --finish, fail, cancel-->  ended
          ^----------------preempt-----------'
+
+What a step costs here depends on the requests that run, not on how many wait nor on how long their
+prompts are: a head of the queue that does not fit is not looked at again before it might.
 """
 
+import itertools
 import time
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -19,17 +22,71 @@ from engine.batch import BlockCopy, SampledTokens, ScheduledBatch, ScheduledRequ
 from engine.cache.block_manager import BlockManager
 from engine.errors import EngineError, RequestFailedError
 from engine.requests import FinishReason, GenerationOutput, RequestState, RequestStatus
+from engine.step_cost import StepPace
+from engine.waiting_queue import WaitingQueue, rank
 
 
 @dataclass(slots=True)
-class _StepPlan:
-    """A batch while it is being put together."""
+class StepPlan:
+    """A batch while it is being put together.
+
+    Attributes:
+        budget: Tokens that may still be added.
+        prompt_budget: Of these, tokens of requests that have more than one to compute.
+        scheduled: The shares given so far, by request id.
+        deferred: Running requests that left their share to others; what remains is theirs.
+        num_started: Requests that had never been scheduled before.
+        preempted: Whether a request gave way because blocks ran out.
+    """
 
     budget: int
+    prompt_budget: int
     scheduled: dict[str, ScheduledRequest] = field(default_factory=dict)
-    copies: list[BlockCopy] = field(default_factory=list)
+    deferred: list[RequestState] = field(default_factory=list)
     num_started: int = 0
     preempted: bool = False
+
+    def is_full(self) -> bool:
+        """Return whether no new request can get a share."""
+        return self.budget == 0 or self.prompt_budget == 0
+
+    def num_tokens_for(self, request: RequestState) -> int:
+        """Return how large a share the request can have."""
+        missing = request.num_missing_tokens
+        return min(missing, self.budget, self.prompt_budget if missing > 1 else 1)
+
+    def take(self, request: RequestState, num_new: int) -> None:
+        """Give a request its share."""
+        samples = num_new == request.num_missing_tokens
+        share = ScheduledRequest(request, request.num_computed, num_new, samples)
+        self.scheduled[request.request_id] = share
+        self._spend(share, 1)
+
+    def take_back(self, request: RequestState) -> None:
+        """Undo `take`, if it was called for this request."""
+        share = self.scheduled.pop(request.request_id, None)
+        if share is not None:
+            self._spend(share, -1)
+
+    def _spend(self, share: ScheduledRequest, sign: int) -> None:
+        self.budget -= sign * share.num_new_tokens
+        if share.num_new_tokens > 1 or not share.samples:
+            self.prompt_budget -= sign * share.num_new_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class _BlockedHead:
+    """A request at the head of the queue that did not fit, and what has to change before it may.
+
+    Attributes:
+        request: The request.
+        num_free_needed: Free blocks with which it would have fitted.
+        num_matched_blocks: Blocks of its prefix that were in the cache.
+    """
+
+    request: RequestState
+    num_free_needed: int
+    num_matched_blocks: int
 
 
 class Scheduler:
@@ -42,6 +99,7 @@ class Scheduler:
         max_batch_tokens: int,
         max_requests: int,
         num_reserved_blocks: int,
+        pace: StepPace | None = None,
     ) -> None:
         """Start with no requests.
 
@@ -51,50 +109,62 @@ class Scheduler:
             max_requests: Requests that may run at once.
             num_reserved_blocks: Blocks that new requests leave free while others run, so that
                 these can grow without preempting.
+            pace: Bounds the prompt tokens of steps in which others decode; None does not.
         """
         self.blocks = blocks
-        self.waiting: deque[RequestState] = deque()
+        self.waiting = WaitingQueue()
         self.running: dict[str, RequestState] = {}
         self.num_preemptions = 0
+        self.num_swapped_out = 0
+        self.num_swapped_in = 0
+        self._pace = pace or StepPace()
+        self._copies: list[BlockCopy] = []
+        self._blocked: _BlockedHead | None = None
+        self._arrivals = itertools.count()
         self._max_batch_tokens = max_batch_tokens
         self._max_requests = max_requests
         self._num_reserved_blocks = num_reserved_blocks
 
     def add(self, request: RequestState) -> None:
         """Queue a new request."""
-        self.waiting.append(request)
+        request.arrival = next(self._arrivals)
+        self.waiting.push(request)
 
     def has_requests(self) -> bool:
         """Return whether anything waits or runs."""
         return bool(self.waiting or self.running)
 
-    def candidates(self) -> Iterable[RequestState]:
+    def order(
+        self, decoding: list[RequestState], prefilling: list[RequestState]
+    ) -> Iterable[RequestState]:
         """Return the running requests in the order in which they get their share of a step."""
-        prefilling = []
-        for request in list(self.running.values()):
-            if request.num_missing_tokens == 1:
-                yield request
-            else:
-                prefilling.append(request)
-        yield from prefilling
+        return itertools.chain(decoding, prefilling)
 
     def schedule_batch(self) -> ScheduledBatch:
         """Put the next step together; it is empty only if there are no requests."""
-        plan = _StepPlan(self._max_batch_tokens)
-        for request in self.candidates():
-            if plan.budget == 0:
-                break
+        decoding: list[RequestState] = []
+        prefilling: list[RequestState] = []
+        for request in self.running.values():
+            (decoding if request.num_missing_tokens == 1 else prefilling).append(request)
+        limit = self._pace.chunk_limit(len(decoding))
+        budget = self._max_batch_tokens
+        plan = StepPlan(budget, budget if limit is None else limit)
+        for request in self.order(decoding, prefilling):
             # A request earlier in this loop may have preempted this one.
             if request.request_id in self.running:
                 self._schedule_running(plan, request)
         if not plan.preempted:
             self._admit(plan)
+            self._give_back(plan)
+        copies, self._copies = self._copies, []
         scheduled = list(plan.scheduled.values())
-        num_tokens = self._max_batch_tokens - plan.budget
-        return ScheduledBatch(scheduled, num_tokens, plan.num_started, plan.copies)
+        batch = ScheduledBatch(scheduled, budget - plan.budget, plan.num_started, copies)
+        self._pace.note_scheduled(batch)
+        return batch
 
     def update(self, batch: ScheduledBatch, sampled: SampledTokens) -> list[GenerationOutput]:
         """Take the results of a step into the requests' state; return what is to be delivered."""
+        self._pace.note_computed(batch)
         outputs: list[GenerationOutput] = []
         now = time.perf_counter()
         row = 0
@@ -125,59 +195,116 @@ class Scheduler:
         return self._end(request, RequestStatus.FAILED, FinishReason.ERROR, error)
 
     def preempt(self, request: RequestState) -> None:
-        """Take a running request's blocks; it is computed again later."""
+        """Take a running request's blocks; it is swapped back or computed again later."""
         del self.running[request.request_id]
+        copies = self.blocks.host.save(request)
+        self._copies += copies
+        self.num_swapped_out += bool(copies)
         self.blocks.free(request)
         request.status = RequestStatus.PENDING
         request.num_preemptions += 1
         self.num_preemptions += 1
-        self.waiting.appendleft(request)
+        self.waiting.push(request)
 
-    def _schedule_running(self, plan: _StepPlan, request: RequestState) -> None:
-        """Give a running request its share, preempting newer ones if blocks run out."""
-        num_new = min(request.num_missing_tokens, plan.budget)
+    def make_budget(self, plan: StepPlan, request: RequestState) -> bool:
+        """Take tokens of a full step from others for a waiting request; return whether it did."""
+        return False
+
+    def make_room(self, plan: StepPlan, request: RequestState, num_blocks: int) -> bool:
+        """Preempt running requests in favour of a waiting one; return whether that was done.
+
+        Args:
+            plan: The step being put together.
+            request: The waiting request.
+            num_blocks: Free blocks that it lacks; 0 if it lacks a row only.
+        """
+        return False
+
+    def give_way(self, plan: StepPlan, request: RequestState) -> None:
+        """Preempt a request that may have been given its share already."""
+        plan.take_back(request)
+        self.preempt(request)
+
+    def _schedule_running(self, plan: StepPlan, request: RequestState) -> None:
+        """Give a running request its share, preempting others if blocks run out."""
+        num_new = plan.num_tokens_for(request)
+        if num_new == 0:
+            return
         while not self.blocks.extend(request, request.num_computed + num_new):
             plan.preempted = True
-            victim = next(reversed(self.running.values()))
-            taken_back = plan.scheduled.pop(victim.request_id, None)
-            if taken_back is not None:
-                plan.budget += taken_back.num_new_tokens
-            self.preempt(victim)
+            victim = max(self.running.values(), key=rank)
+            self.give_way(plan, victim)
             if victim is request:
                 return
-        self._take(plan, request, num_new)
+        plan.take(request, num_new)
 
-    def _admit(self, plan: _StepPlan) -> None:
+    def _admit(self, plan: StepPlan) -> None:
         """Start waiting requests as long as tokens, rows and blocks last."""
-        while self.waiting and plan.budget > 0 and len(self.running) < self._max_requests:
-            reserved = self._num_reserved_blocks if self.running else 0
-            if self.blocks.pool.num_free <= reserved:
-                return
-            request = self.waiting[0]
-            copy = self.blocks.attach_prefix(request)
-            missing = self.blocks.num_missing_blocks(request, request.num_tokens)
-            if missing + reserved > self.blocks.pool.num_free:
-                self.blocks.detach(request)
-                return
-            if copy is not None:
-                plan.copies.append(copy)
-            self.waiting.popleft()
-            self.running[request.request_id] = request
-            request.status = RequestStatus.PREFILLING
-            if request.lifespan[0] < 0:
-                plan.num_started += 1
-                request.lifespan = (time.perf_counter(), -1.0)
-            num_new = min(request.num_missing_tokens, plan.budget)
-            extended = self.blocks.extend(request, request.num_computed + num_new)
-            assert extended, "blocks for the whole request were free a moment ago"
-            self._take(plan, request, num_new)
+        while self.waiting:
+            request = self.waiting.first()
+            if plan.is_full():
+                if not self.make_budget(plan, request):
+                    return
+            elif len(self.running) >= self._max_requests:
+                if not self.make_room(plan, request, 0):
+                    return
+            elif num_lacking := self._try_start(request):
+                if not self.make_room(plan, request, num_lacking):
+                    return
+            else:
+                self.start(plan, request)
 
-    def _take(self, plan: _StepPlan, request: RequestState, num_new: int) -> None:
-        samples = num_new == request.num_missing_tokens
-        plan.scheduled[request.request_id] = ScheduledRequest(
-            request, request.num_computed, num_new, samples
-        )
-        plan.budget -= num_new
+    def _give_back(self, plan: StepPlan) -> None:
+        """Divide what is left of the step among those who left their share to others."""
+        for request in plan.deferred:
+            num_new = plan.num_tokens_for(request)
+            if num_new == 0 or request.request_id not in self.running:
+                continue
+            if self.blocks.extend(request, request.num_computed + num_new):
+                plan.take(request, num_new)
+
+    def _try_start(self, request: RequestState) -> int:
+        """Give a waiting request the cached part of its prefix, if the whole of it fits.
+
+        Returns:
+            How many free blocks it lacks; 0 if it may start.
+        """
+        pool, blocked = self.blocks.pool, self._blocked
+        reserved = self._num_reserved_blocks if self.running else 0
+        if self.running and blocked is not None and blocked.request is request:
+            lacking = blocked.num_free_needed - pool.num_free
+            if lacking > 0 and not self.blocks.is_cached(request, blocked.num_matched_blocks):
+                return lacking
+        self._blocked = None
+        num_free = pool.num_free
+        copy = self.blocks.attach_prefix(request)
+        missing = self.blocks.num_missing_blocks(request, request.num_tokens)
+        lacking = missing + reserved - pool.num_free
+        if lacking > 0:
+            num_matched = request.num_indexed_blocks
+            self._blocked = _BlockedHead(request, num_free + lacking, num_matched)
+            self.blocks.detach(request)
+            return lacking
+        if copy is not None:
+            self._copies.append(copy)
+        return 0
+
+    def start(self, plan: StepPlan, request: RequestState) -> None:
+        """Let a request run that holds the cached part of its prefix."""
+        self.waiting.remove(request)
+        self.running[request.request_id] = request
+        request.status = RequestStatus.PREFILLING
+        if request.lifespan[0] < 0:
+            plan.num_started += 1
+            request.lifespan = (time.perf_counter(), -1.0)
+        if request.host_block_ids:
+            copies = self.blocks.swap_in(request)
+            self._copies += copies
+            self.num_swapped_in += bool(copies)
+        num_new = plan.num_tokens_for(request)
+        extended = self.blocks.extend(request, request.num_computed + num_new)
+        assert extended, "blocks for the whole request were free a moment ago"
+        plan.take(request, num_new)
 
     def _append_token(
         self, request: RequestState, sampled: SampledTokens, row: int, now: float
@@ -217,28 +344,9 @@ class Scheduler:
             self._release(request, discard=error is not None)
         else:
             self.waiting.remove(request)
+            self.blocks.host.drop(request)
         return request.make_output()
 
     def _release(self, request: RequestState, *, discard: bool = False) -> None:
         del self.running[request.request_id]
         self.blocks.free(request, discard=discard)
-
-
-class PrefillFirstScheduler(Scheduler):
-    """Like `Scheduler`, but running requests that prefill go before those that decode."""
-
-    def candidates(self) -> Iterable[RequestState]:
-        """Return the running requests in the order in which they get their share of a step."""
-        decoding = []
-        for request in list(self.running.values()):
-            if request.num_missing_tokens > 1:
-                yield request
-            else:
-                decoding.append(request)
-        yield from decoding
-
-
-SCHEDULERS: dict[str, type[Scheduler]] = {
-    "fifo": Scheduler,
-    "prefill_first": PrefillFirstScheduler,
-}

@@ -22,6 +22,8 @@ class EngineStatistics:
         num_free_blocks: Blocks that no request holds; many of them still hold findable prefixes.
         num_cached_blocks: Blocks that the prefix index can find.
         num_preemptions: How often a request's blocks were taken.
+        num_swapped_out: How often these were copied to the host, not given up.
+        num_swapped_in: How often a request went on from such a copy.
         num_steps: Steps since the loop was built.
         num_restarts: How often the loop began again after a step that failed.
     """
@@ -33,6 +35,8 @@ class EngineStatistics:
     num_free_blocks: int = 0
     num_cached_blocks: int = 0
     num_preemptions: int = 0
+    num_swapped_out: int = 0
+    num_swapped_in: int = 0
     num_steps: int = 0
     num_restarts: int = 0
 
@@ -51,6 +55,8 @@ def read_statistics(loop: EngineLoop | None, mailbox: Mailbox) -> EngineStatisti
         num_free_blocks=scheduler.blocks.pool.num_free,
         num_cached_blocks=len(scheduler.blocks.index),
         num_preemptions=scheduler.num_preemptions,
+        num_swapped_out=scheduler.num_swapped_out,
+        num_swapped_in=scheduler.num_swapped_in,
         num_steps=loop.num_steps,
         num_restarts=loop.restarts.num_restarts,
     )

@@ -15,7 +15,10 @@ from engine.errors import InvalidRequestError
 from engine.mailbox import Mailbox
 from engine.prompts import check_prompt
 from engine.requests import RequestState
+from engine.sampling.checks import as_int
 from engine.sampling.parameters import SamplingLimits, resolve_sampling
+
+MAX_PRIORITY = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +43,23 @@ class Submitter:
         limits: SamplingLimits,
         mailbox: Mailbox,
         gate: AdmissionGate,
+        *,
+        has_priorities: bool = False,
     ) -> None:
-        """Remember the defaults, the limits and the way to the engine thread."""
+        """Remember the defaults, the limits and the way to the engine thread.
+
+        Args:
+            generation_config: Defaults of the requests' parameters.
+            limits: What a request may ask for.
+            mailbox: Where requests go.
+            gate: Where they get a place in the queue.
+            has_priorities: Whether the scheduler orders requests by priority.
+        """
         self._generation_config = generation_config
         self._limits = limits
         self._mailbox = mailbox
         self._gate = gate
+        self._has_priorities = has_priorities
         self._counter = itertools.count()
 
     def make(
@@ -68,7 +82,7 @@ class Submitter:
         params = resolve_sampling(
             self._generation_config,
             self._limits,
-            options,
+            {name: value for name, value in options.items() if name != "priority"},
             num_prompt_tokens=len(prompt),
             request_index=index,
         )
@@ -78,6 +92,7 @@ class Submitter:
             params=params,
             streaming=delivery.streaming,
             timestamps=[] if delivery.record_timestamps else None,
+            priority=self._priority(options.get("priority")),
         )
 
     def post(self, request: RequestState, *, in_turn: bool) -> None:
@@ -103,3 +118,12 @@ class Submitter:
         except Exception:
             self._gate.release()
             raise
+
+    def _priority(self, value: object) -> int:
+        """Return a request's priority; without an order by priority all have the same."""
+        priority = 0 if value is None else as_int("priority", value, -MAX_PRIORITY, MAX_PRIORITY)
+        if priority != 0 and not self._has_priorities:
+            raise InvalidRequestError(
+                f"priority is {priority}, which needs scheduler_type='priority'", param="priority"
+            )
+        return priority

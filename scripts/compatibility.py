@@ -86,7 +86,18 @@ DIFFERENCES = {
     "reports the model's own.",
     "auto_switch_to_flash": "Takes flash-attn on a GPU where it is installed.",
     "seed": "Requests without a seed derive theirs from it; draws never depend on the batch.",
-    "scheduler_type": "fifo and prefill_first; another name is refused.",
+    "scheduler_type": "fifo, prefill_first and, of ours, priority: requests take a `priority`, of "
+    "which lower ones go first; nobody starves. Another name is refused.",
+    "max_blocks_per_request": "The least width of a decoding batch's block table under flash-attn. "
+    "It limits no request: a wider batch has a wider table. 0 elsewhere, as in the documented "
+    "engine: there every width is as good.",
+    "cpu_offload_space": "Works without an accelerator too. Only what the prefix cache has lost is "
+    "copied back; where the buffer is full, requests are recomputed. None takes what the threshold "
+    "allows, at most the size of the cache.",
+    "cpu_offload_space_safety_threshold": "Of the memory that is left beside the cache, within the "
+    "control group; a value above it is cut, with a warning.",
+    "step_time_target": "Not documented, ours: prompts enter in pieces that let running streams "
+    "keep their pace.",
 }
 
 HEAD = """# Compatibility

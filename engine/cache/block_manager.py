@@ -1,7 +1,7 @@
 """Block tables of requests: matching, growing, entering in the index, returning.
 
-Joins `BlockPool` and `PrefixIndex` for `RequestState`s. Engine thread only; no tensors. The verbs
-come in pairs: `attach_prefix` and `extend` fill a request's block table, `free` empties it.
+Joins `BlockPool`, `PrefixIndex` and `HostBlocks` for `RequestState`s. Engine thread only; no
+tensors. `attach_prefix`, `swap_in` and `extend` fill a request's block table, `free` empties it.
 
 Positions of a running request, page_size = 4:
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from engine.batch import BlockCopy
 from engine.cache.block_pool import BlockPool
+from engine.cache.offload import HostBlocks
 from engine.cache.prefix_index import BlockName, PrefixIndex, root_name
 from engine.requests import RequestState
 
@@ -22,18 +23,22 @@ from engine.requests import RequestState
 class BlockManager:
     """Gives blocks to requests and takes them back; finds the ones that already hold a prefix."""
 
-    def __init__(self, num_blocks: int, page_size: int, *, allow_sharing: bool) -> None:
+    def __init__(
+        self, num_blocks: int, page_size: int, *, allow_sharing: bool, num_host_blocks: int = 0
+    ) -> None:
         """Start with all blocks free.
 
         Args:
             num_blocks: Blocks in the cache.
             page_size: Positions in a block.
             allow_sharing: Whether prompts may reuse blocks of earlier requests.
+            num_host_blocks: Blocks on the host that preempted requests are swapped to.
         """
         self.page_size = page_size
         self.allow_sharing = allow_sharing
         self.pool = BlockPool(num_blocks)
         self.index = PrefixIndex()
+        self.host = HostBlocks(num_blocks, num_host_blocks, page_size)
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Return how many blocks hold this many positions."""
@@ -47,7 +52,7 @@ class BlockManager:
         """Give an empty request the blocks that already hold the start of its tokens.
 
         At least one token is left to compute, since its logits are needed. Sets `num_computed`,
-        and `num_cached_tokens` on the first admission.
+        and `num_cached_tokens` on the first admission. What `swap_in` will bring is not copied.
 
         Returns:
             The copy that a partly matching block needs, if there is one.
@@ -68,7 +73,9 @@ class BlockManager:
             request.block_ids.append(block_id)
         request.num_computed = len(request.block_ids) * self.page_size
         request.num_indexed_blocks = len(request.block_ids)
-        copy = self._attach_partial(request, tokens[request.num_computed :])
+        copy = None
+        if len(request.host_block_ids) <= len(request.block_ids):
+            copy = self._attach_partial(request, tokens[request.num_computed :])
         if request.num_preemptions == 0:
             request.num_cached_tokens = request.num_computed
         return copy
@@ -92,6 +99,30 @@ class BlockManager:
         request.block_ids.append(destination)
         request.num_computed += num_slots
         return BlockCopy(source, destination, num_slots)
+
+    def is_cached(self, request: RequestState, index: int) -> bool:
+        """Return whether a full block that `attach_prefix` once looked for is in the cache."""
+        names = request.block_names
+        return index < len(names) and self.index.find(names[index]) is not None
+
+    def swap_in(self, request: RequestState) -> list[BlockCopy]:
+        """Give a saved request blocks for what the index no longer has of it, and let go of these.
+
+        Comes after `attach_prefix`, when enough blocks are free. The request goes on where it was
+        preempted.
+
+        Returns:
+            The copies to make before the forward.
+        """
+        copies = [
+            BlockCopy(source, self._allocate(), self.page_size)
+            for source in request.host_block_ids[len(request.block_ids) :]
+        ]
+        if copies:
+            request.block_ids.extend(copy.destination for copy in copies)
+            request.num_computed = request.num_saved
+        self.host.drop(request)
+        return copies
 
     def detach(self, request: RequestState) -> None:
         """Undo `attach_prefix`: the request cannot start yet."""

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from engine.batch import BlockCopy
+from engine.cache.offload import allocate_host_tensors
 from engine.cache.sizing import LayerGeometry
 
 
@@ -46,6 +47,14 @@ class PagedCache:
             for layer in layers
         ]
 
+        self._tensors = (*self.keys, *self.values)
+        self._host_tensors: list[torch.Tensor] = []
+
+    def add_host_blocks(self, num_blocks: int) -> None:
+        """Allocate a buffer on the host, whose blocks are numbered after the cache's own."""
+        num_slots = num_blocks * self.page_size
+        self._host_tensors = allocate_host_tensors(self._tensors, num_slots)
+
     def write(
         self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> None:
@@ -61,15 +70,22 @@ class PagedCache:
         self.values[layer].index_copy_(0, slots, values.to(self.values[layer].dtype))
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        """Copy the leading slots of blocks, in the given order.
+        """Copy the leading slots of blocks, in the given order, within the cache or to the host.
 
         The order matters: a block that is the source of one copy may be the destination of a later
         one.
         """
         for copy in copies:
-            source = copy.source * self.page_size
-            destination = copy.destination * self.page_size
-            for tensor in (*self.keys, *self.values):
-                tensor[destination : destination + copy.num_slots] = tensor[
-                    source : source + copy.num_slots
-                ]
+            sources, source = self._locate(copy.source)
+            destinations, destination = self._locate(copy.destination)
+            num = copy.num_slots
+            for old, new in zip(sources, destinations, strict=True):
+                new[destination : destination + num].copy_(
+                    old[source : source + num], non_blocking=True
+                )
+
+    def _locate(self, block_id: int) -> tuple[Sequence[torch.Tensor], int]:
+        """Return the tensors that hold a block, and its first slot in each."""
+        if block_id < self.num_blocks:
+            return self._tensors, block_id * self.page_size
+        return self._host_tensors, (block_id - self.num_blocks) * self.page_size

@@ -67,6 +67,17 @@ def num_blocks_that_fit(
     return num_blocks
 
 
+def num_host_blocks_that_fit(left_bytes: int, block_bytes: int, threshold: float) -> int:
+    """Return how many blocks the buffer for swapped requests may have.
+
+    Args:
+        left_bytes: Host memory left beside the cache, in bytes.
+        block_bytes: Size of one block, in bytes.
+        threshold: Share of that memory that the buffer may take.
+    """
+    return max(0, int(left_bytes * threshold)) // block_bytes
+
+
 def available_bytes(device: torch.device) -> int:
     """Return the memory that this process may still take on a device, in bytes."""
     if device.type == "cuda":

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from engine.batch import BatchInputs, SampledTokens, ScheduledBatch
+from engine.cache.block_manager import BlockManager
 from engine.cache.paged_cache import PagedCache
 from engine.cache.sizing import LayerGeometry
 from engine.input_builder import InputBuilder
@@ -42,10 +43,14 @@ def expected_answer(prompt: list[int], params: SamplingParams, vocab_size: int) 
 class ChecksumModel:
     """A `Runner` over a cache of one layer, of which keys are tokens and values are positions."""
 
-    def __init__(self, num_blocks: int, page_size: int, vocab_size: int) -> None:
+    def __init__(self, blocks: BlockManager, vocab_size: int) -> None:
+        num_blocks, page_size = blocks.pool.num_blocks, blocks.page_size
         self.page_size = page_size
         self.vocab_size = vocab_size
         self.cache = PagedCache(GEOMETRY, num_blocks, page_size, dtype=torch.int64, device=CPU)
+        self.cache.add_host_blocks(blocks.host.num_host_blocks)
+        for tensor in self.cache._host_tensors:
+            tensor.fill_(-8)
         self.tokens = self.cache.keys[0].view(-1).numpy()
         self.positions = self.cache.values[0].view(-1).numpy()
         self.tokens.fill(-7)
@@ -79,7 +84,7 @@ class ChecksumEngine:
     def __init__(self, scheduler: Scheduler, vocab_size: int) -> None:
         blocks = scheduler.blocks
         self.scheduler = scheduler
-        self.model = ChecksumModel(blocks.pool.num_blocks, blocks.page_size, vocab_size)
+        self.model = ChecksumModel(blocks, vocab_size)
         self.builder = InputBuilder(blocks.page_size, CPU)
 
     def compute(self, batch: ScheduledBatch) -> SampledTokens:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from engine.cache.block_manager import BlockManager
 from engine.cache.block_pool import BlockPool
+from engine.cache.offload import HostBlocks
 from engine.cache.prefix_index import BlockName, PrefixIndex
 from engine.requests import RequestState, RequestStatus
 from engine.scheduler import Scheduler
@@ -70,16 +71,29 @@ def check_blocks(blocks: BlockManager, holders: Iterable[RequestState]) -> None:
         assert len(blocks.index) == 0
 
 
+def check_host(host: HostBlocks, savers: Iterable[RequestState]) -> None:
+    """Each block of the host buffer is free or holds part of one request."""
+    held = [block for request in savers for block in request.host_block_ids]
+    assert len(set(held)) == len(held)
+    assert sorted(held + host._free) == sorted(set(held) | set(host._free))
+    assert len(held) + host.num_free == host.num_host_blocks
+    for request in savers:
+        num_blocks = -(-request.num_saved // host._page_size)
+        assert len(request.host_block_ids) == num_blocks, request.request_id
+
+
 def check_scheduler(scheduler: Scheduler) -> None:
     """Everything about a scheduler between two steps."""
     running, waiting = list(scheduler.running.values()), list(scheduler.waiting)
     check_blocks(scheduler.blocks, running)
     assert list(scheduler.running) == [request.request_id for request in running]
     assert not {id(request) for request in running} & {id(request) for request in waiting}
+    check_host(scheduler.blocks.host, waiting)
     for request in waiting:
         assert request.status is RequestStatus.PENDING
         assert (request.block_ids, request.num_computed) == ([], 0)
     for request in running:
+        assert (request.host_block_ids, request.num_saved) == ([], 0)
         assert request.status in (RequestStatus.PREFILLING, RequestStatus.DECODING)
     assert len(running) <= scheduler._max_requests
 

@@ -80,3 +80,16 @@ def test_the_tensors_have_the_documented_types():
         assert tensor.dtype == torch.int64
     assert inputs.block_table.dtype == torch.int32
     assert np.array_equal(inputs.query_starts, [0, 1])
+
+
+def test_batches_of_decoding_rows_have_a_table_of_one_width():
+    builder = InputBuilder(PAGE, torch.device("cpu"), table_width=3)
+
+    def width(*items):
+        batch = ScheduledBatch(list(items), sum(item.num_new_tokens for item in items))
+        return builder.build(batch).block_table.shape[1]
+
+    row = scheduled("a", [10, 11], [7], 1, 1)
+    assert width(row) == 3
+    assert width(row, scheduled("b", list(range(20)), [1, 2, 3, 4, 5], 19, 1)) == 5
+    assert width(row, scheduled("c", [10, 11, 12], [2], 0, 3)) == 1

@@ -44,7 +44,7 @@ class HandTurnedEngine:
         def make_another():
             return make_scheduler(num_blocks, page_size, **limits)
 
-        model = PoisonedModel(num_blocks, page_size, VOCAB)
+        model = PoisonedModel(scheduler.blocks, VOCAB)
         parts = StepParts(
             scheduler,
             InputBuilder(page_size, CPU),

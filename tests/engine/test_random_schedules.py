@@ -1,5 +1,6 @@
 """Thousands of random schedules, in which each request gets exactly the tokens it should."""
 
+import itertools
 import random
 from dataclasses import dataclass
 
@@ -8,7 +9,9 @@ import pytest
 from engine.cache import prefix_index
 from engine.requests import FinishReason, RequestState
 from engine.sampling.parameters import SamplingParams
-from tests.engine.builders import make_scheduler
+from engine.scheduler_kinds import PriorityScheduler
+from engine.step_cost import StepPace
+from tests.engine.builders import make_scheduler, ticking
 from tests.engine.checksum_model import ChecksumEngine, expected_answer
 from tests.engine.soundness import check_idle, check_scheduler
 
@@ -46,12 +49,16 @@ class RandomSchedule:
         scheduler = make_scheduler(
             num_blocks,
             page_size,
-            kind=self.random.choice(["fifo", "prefill_first"]),
+            kind=self.random.choice(["fifo", "prefill_first", "priority"]),
             sharing=self.random.random() < 0.75,
             max_batch_tokens=max_batch_tokens,
             max_requests=min(max_batch_tokens, self.random.choice([1, 3, 16])),
             num_reserved_blocks=self.random.choice([0, 0, 1, num_blocks // 6]),
+            num_host_blocks=self.random.choice([0, 3, 100]),
+            pace=self._pace(),
         )
+        if isinstance(scheduler, PriorityScheduler):
+            scheduler.starts_per_turn = self.random.choice([2, 4, 16])
         self.engine = ChecksumEngine(scheduler, self.vocab_size)
         self.prefixes = [
             self._tokens(self.random.randint(1, shape.longest_prompt)) for _ in range(2)
@@ -78,6 +85,12 @@ class RandomSchedule:
         for request in self.requests:
             self._check_answer(request)
 
+    def _pace(self) -> StepPace:
+        """A target that steps miss by chance, with a clock that knows nothing of the machine."""
+        source = random.Random(self.random.random())
+        clock = ticking(source.expovariate(1.0) for _ in itertools.count())
+        return StepPace(self.random.choice([0.0, 0.1, 2.0, 30.0]), clock)
+
     def _tokens(self, count: int) -> list[int]:
         return [self.random.randrange(self.vocab_size) for _ in range(count)]
 
@@ -94,6 +107,8 @@ class RandomSchedule:
             eos_token_ids=frozenset(self._tokens(1) if self.vocab_size == 50 else ()),
         )
         request = RequestState(f"r{len(self.requests)}", prompt, params)
+        if isinstance(self.engine.scheduler, PriorityScheduler):
+            request.priority = self.random.choice([0, 0, 1, -3])
         request.salt = self.random.choice(["", "", "", "other"])
         self.requests.append(request)
         self.engine.scheduler.add(request)
@@ -126,16 +141,19 @@ def test_random_schedules_yield_the_tokens_of_each_request_alone(first_seed):
 
 def test_the_random_schedules_reach_every_corner():
     """Guards the test above against becoming harmless: it has to preempt, share and copy a lot."""
-    num_preempted = num_cached = num_partial = num_chunked = 0
+    num_preempted = num_cached = num_partial = num_chunked = num_swapped = num_promoted = 0
     for seed in range(500):
         schedule = RandomSchedule(seed, SHORT)
         schedule.run()
         num_preempted += schedule.engine.scheduler.num_preemptions
+        num_swapped += schedule.engine.scheduler.num_swapped_in
         for request in schedule.requests:
+            num_promoted += request.promoted
             num_cached += request.num_cached_tokens > 0
             num_partial += request.num_cached_tokens % schedule.engine.model.page_size > 0
             num_chunked += len(request.prompt_ids) > schedule.engine.scheduler._max_batch_tokens
-    assert min(num_preempted, num_cached, num_partial, num_chunked) > 100
+    counts = (num_preempted, num_cached, num_partial, num_chunked, num_swapped, num_promoted)
+    assert min(counts) > 50, counts
 
 
 def test_random_schedules_survive_colliding_block_names(monkeypatch):

@@ -15,6 +15,7 @@ from engine import (
     resolve,
 )
 from engine.attention import select_backend
+from engine.attention.select_backend import BackendChoice
 from engine.resolve import resolve_config
 from tests.engine.test_config import READ_FIELDS
 
@@ -51,9 +52,13 @@ EFFECTS = {
     "return_logprobs": (True, "return_logprobs", True),
     "seed": (11, "seed", 11),
     "max_queue_size": (9, "max_queue_size", 9),
+    "step_time_target": (0.5, "step_time_target", 0.5),
 }
 ELSEWHERE = {
     "max_memory_percent": "test_the_cache_takes_its_share_of_the_memory",
+    "max_blocks_per_request": "test_the_block_table_is_wide_where_a_decode_path_wants_it",
+    "cpu_offload_space": "test_the_host_buffer_is_as_large_as_asked_for",
+    "cpu_offload_space_safety_threshold": "test_the_threshold_bounds_the_host_buffer",
     "safety_margin": "test_the_safety_margin_keeps_blocks_from_new_requests",
     "auto_switch_to_flash": "test_flash_is_taken_only_where_it_is_allowed",
     "per_request_processors": "test_requests_have_parameters_of_their_own_either_way",
@@ -86,6 +91,56 @@ def test_the_safety_margin_keeps_blocks_from_new_requests(resolved):
     assert resolved(num_blocks=100, scheduler_type="prefill_first").num_reserved_blocks == 0
     assert resolved(num_blocks=100, safety_margin=0.5).num_reserved_blocks == 50
     assert resolved(num_blocks=100, safety_margin=0).num_reserved_blocks == 0
+
+
+def test_the_host_buffer_is_as_large_as_asked_for(resolved):
+    block_bytes = resolved(num_blocks=8).cache_bytes // 8
+    assert resolved(num_blocks=8).num_host_blocks == 0
+    asked = resolved(num_blocks=8, cpu_offload_space=20 * block_bytes / GIB)
+    assert asked.num_host_blocks == 20
+    automatic = resolved(num_blocks=8, cpu_offload_space=None)
+    assert automatic.num_host_blocks == 8
+    rows = {name: (value, reason) for name, value, reason in automatic.describe()}
+    assert rows["num_host_blocks"] == ("8", "as many as in the cache")
+
+
+def test_the_threshold_bounds_the_host_buffer(resolved, caplog):
+    """On a CPU the buffer shares the memory with the cache."""
+    default = resolved(cpu_offload_space=None)
+    block_bytes = default.cache_bytes // default.num_blocks
+    left = GIB - default.cache_bytes
+    assert default.num_host_blocks == int(0.8 * left) // block_bytes
+    half = resolved(cpu_offload_space=4.0, cpu_offload_space_safety_threshold=0.5)
+    assert half.num_host_blocks == int(0.5 * left) // block_bytes
+    assert "cpu_offload_space is cut from" in caplog.text
+    unbounded = resolved(cpu_offload_space=4.0, cpu_offload_space_safety_threshold=1.0)
+    assert unbounded.num_host_blocks == 4 * GIB // block_bytes
+
+
+def test_a_cache_that_takes_all_memory_leaves_none_to_swap_to(resolved, memory):
+    resolved()
+    memory.available = 9 * resolved(num_blocks=8).cache_bytes // 8
+    assert resolved(num_blocks=9, cpu_offload_space=1.0).num_host_blocks == 0
+
+
+def test_the_block_table_is_wide_where_a_decode_path_wants_it(resolved, monkeypatch):
+    assert resolved(max_blocks_per_request=8).max_blocks_per_request == 0
+    monkeypatch.setattr(
+        resolve, "choose_backend", lambda *args, **options: BackendChoice("flash", "for the test")
+    )
+    long = WorkloadHints(max_prompt_length=300, max_generated_length=212)
+    assert resolved().max_blocks_per_request == 32
+    assert resolved(hints=long).max_blocks_per_request == 4  # 2 pages and one more, made even
+    assert resolved(hints=long, page_size=64).max_blocks_per_request == 10
+    assert resolved(hints=long, max_blocks_per_request=7).max_blocks_per_request == 7
+    assert resolved(max_blocks_per_request=0).max_blocks_per_request == 0
+
+
+def test_the_step_time_target_can_be_turned_off(resolved):
+    assert resolved().step_time_target > 0
+    off = resolved(step_time_target=0)
+    assert off.step_time_target == 0.0
+    assert ("step_time_target", "unlimited", "as set") in off.describe()
 
 
 def test_flash_is_taken_only_where_it_is_allowed(monkeypatch):

@@ -4,6 +4,8 @@ The walk over blocks keeps the memory of a cache beside them: each slot holds al
 own. What is attached to a request is compared with that, so that a wrong hit is seen at once.
 """
 
+import itertools
+
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -22,9 +24,11 @@ from engine.cache import prefix_index
 from engine.cache.block_manager import BlockManager
 from engine.requests import RequestState
 from engine.scheduler import Scheduler
-from tests.engine.builders import make_request, make_scheduler
+from engine.scheduler_kinds import PriorityScheduler
+from engine.step_cost import StepPace
+from tests.engine.builders import make_request, make_scheduler, ticking
 from tests.engine.checksum_model import ChecksumEngine, expected_answer
-from tests.engine.soundness import check_blocks, check_idle, check_scheduler
+from tests.engine.soundness import check_blocks, check_host, check_idle, check_scheduler
 
 PAGE = 4
 # Few tokens, so that prompts share much, and short ones, so that a pool is soon full.
@@ -44,9 +48,13 @@ class BlockWalk(RuleBasedStateMachine):
 
     holders = Bundle("holders")
 
-    @initialize(num_blocks=st.integers(2, 9), sharing=st.booleans())
-    def start(self, num_blocks, sharing):
-        self.blocks = BlockManager(num_blocks, PAGE, allow_sharing=sharing)
+    @initialize(
+        num_blocks=st.integers(2, 9), sharing=st.booleans(), num_host_blocks=st.integers(0, 4)
+    )
+    def start(self, num_blocks, sharing, num_host_blocks):
+        self.blocks = BlockManager(
+            num_blocks, PAGE, allow_sharing=sharing, num_host_blocks=num_host_blocks
+        )
         self.memory: dict[int, tuple[int, ...]] = {}
         self.live: list[RequestState] = []
         self.num_made = 0
@@ -80,10 +88,14 @@ class BlockWalk(RuleBasedStateMachine):
     def end(self, request, discard):
         self._let_go(request, discard=discard)
 
-    @rule(target=holders, request=consumes(holders))
-    def preempt_and_come_back(self, request):
+    @rule(target=holders, request=consumes(holders), others=st.integers(0, 3))
+    def preempt_and_come_back(self, request, others):
+        """Others may have written to some of its blocks meanwhile."""
+        self._copy(self.blocks.host.save(request))
         self._let_go(request)
         request.num_preemptions += 1
+        for _ in range(min(others, self.blocks.pool.num_free)):
+            self.blocks.pool.free(self.blocks._allocate(), is_cached=False)
         self._attach(request)
         return request
 
@@ -104,6 +116,7 @@ class BlockWalk(RuleBasedStateMachine):
     def accounts_are_exact(self):
         if hasattr(self, "blocks"):
             check_blocks(self.blocks, self.live)
+            check_host(self.blocks.host, [])
 
     def teardown(self):
         for request in getattr(self, "live", []):
@@ -113,13 +126,21 @@ class BlockWalk(RuleBasedStateMachine):
         copy = self.blocks.attach_prefix(request)
         self.live.append(request)
         if copy is not None:
-            for offset in range(copy.num_slots):
-                copied = self.memory[copy.source * PAGE + offset]
-                self.memory[copy.destination * PAGE + offset] = copied
+            self._copy([copy])
+        if self.blocks.num_missing_blocks(request, request.num_saved) <= self.blocks.pool.num_free:
+            self._copy(self.blocks.swap_in(request))
+        self.blocks.host.drop(request)
         assert request.num_computed < request.num_tokens
         for position in range(request.num_computed):
             found = self.memory[self._slot(request, position)]
             assert found == self._history(request, position), "another request's tokens were found"
+
+    def _copy(self, copies):
+        for copy in copies:
+            for offset in range(copy.num_slots):
+                # A whole block is copied, what nobody has written included.
+                copied = self.memory.get(copy.source * PAGE + offset, ())
+                self.memory[copy.destination * PAGE + offset] = copied
 
     def _let_go(self, request, *, discard=False):
         self.live.remove(request)
@@ -139,12 +160,13 @@ class SchedulerWalk(RuleBasedStateMachine):
 
     @initialize(
         extra=st.integers(0, 6),
-        kind=st.sampled_from(["fifo", "prefill_first"]),
+        kind=st.sampled_from(["fifo", "prefill_first", "priority"]),
         sharing=st.booleans(),
         max_batch_tokens=st.sampled_from([3, 8, 64]),
         reserved=st.integers(0, 2),
+        num_host_blocks=st.sampled_from([0, 3, 30]),
     )
-    def start(self, extra, kind, sharing, max_batch_tokens, reserved):
+    def start(self, extra, kind, sharing, max_batch_tokens, reserved, num_host_blocks):
         self.engine = ChecksumEngine(
             make_scheduler(
                 6 + extra,
@@ -154,6 +176,8 @@ class SchedulerWalk(RuleBasedStateMachine):
                 max_batch_tokens=max_batch_tokens,
                 max_requests=3,
                 num_reserved_blocks=reserved,
+                num_host_blocks=num_host_blocks,
+                pace=StepPace(1.0, ticking(itertools.cycle([0.1, 0.1, 9.0]))),
             ),
             vocab_size=3,
         )
@@ -163,10 +187,17 @@ class SchedulerWalk(RuleBasedStateMachine):
     def scheduler(self) -> Scheduler:
         return self.engine.scheduler
 
-    @rule(target=waiting_or_running, prompt=PROMPTS, max_new_tokens=st.integers(1, 9))
-    def add(self, prompt, max_new_tokens):
+    @rule(
+        target=waiting_or_running,
+        prompt=PROMPTS,
+        max_new_tokens=st.integers(1, 9),
+        priority=st.integers(0, 2),
+    )
+    def add(self, prompt, max_new_tokens, priority):
         name = f"r{len(self.requests)}"
         request = make_request(name, prompt, max_new_tokens=max_new_tokens)
+        if isinstance(self.scheduler, PriorityScheduler):
+            request.priority = priority
         self.requests.append(request)
         self.scheduler.add(request)
         return request

@@ -40,7 +40,7 @@ NORMAL = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-LONG = settings(NORMAL, max_examples=1_500, stateful_step_count=100)
+LONG = settings(NORMAL, max_examples=500, stateful_step_count=100)
 
 
 class BlockWalk(RuleBasedStateMachine):

@@ -152,6 +152,19 @@ def test_the_self_check_sees_a_neighbours_keys(kind, monkeypatch):
         engine.wrap(model)
 
 
+class NotANumberBackend(TorchReferenceBackend):
+    """Answers with NaN, as reading what was never written may do."""
+
+    def attend(self, query, keys, values, options):
+        return super().attend(query, keys, values, options) * float("nan")
+
+
+def test_the_self_check_sees_what_is_not_a_number(monkeypatch):
+    monkeypatch.setattr("engine.models.probe.TorchReferenceBackend", NotANumberBackend)
+    with pytest.raises(UnsupportedModelError, match="differ by nan"):
+        engine.wrap(make_family("llama"))
+
+
 def test_a_refused_model_is_left_as_it_was():
     model = from_config(bart())
     ids = torch.tensor([[5, 6, 7]])

@@ -8,6 +8,7 @@ from engine.config import ContinuousBatchingConfig, WorkloadHints
 from engine.errors import (
     CacheTooSmallError,
     ClientError,
+    DeadlineExceededError,
     DuplicateRequestError,
     EngineDeadError,
     EngineError,
@@ -34,6 +35,7 @@ __all__ = [
     "ContinuousBatchingConfig",
     "ContinuousBatchingManager",
     "ContinuousMixin",
+    "DeadlineExceededError",
     "DuplicateRequestError",
     "EngineDeadError",
     "EngineError",

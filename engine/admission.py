@@ -35,31 +35,39 @@ class AdmissionGate:
         """Requests that have not been scheduled yet."""
         return self._num_waiting
 
-    def acquire(self) -> None:
-        """Take a place at once.
+    @property
+    def max_queue_size(self) -> int:
+        """Requests that may wait; 0 is unlimited."""
+        return self._max_queue_size
+
+    def acquire(self, num_places: int = 1) -> None:
+        """Take places at once, all or none.
 
         Raises:
-            QueueFullError: There is none.
+            QueueFullError: There are not as many.
         """
         with self._changed:
-            if self._is_full():
+            if not self._has_places(num_places):
                 raise QueueFullError(
                     num_waiting=self._num_waiting,
                     retry_after_seconds=self._seconds_until_place(),
                 )
-            self._num_waiting += 1
+            self._num_waiting += num_places
 
-    def acquire_in_turn(self) -> None:
-        """Take a place, waiting for one; for offline callers, never on an event loop.
+    def acquire_in_turn(self, num_places: int = 1) -> None:
+        """Take places, waiting for them; for offline callers, never on an event loop.
+
+        Args:
+            num_places: How many, at most max_queue_size.
 
         Raises:
             EngineStoppingError: The engine stopped meanwhile.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or not self._is_full())
+            self._changed.wait_for(lambda: self._closed or self._has_places(num_places))
             if self._closed:
                 raise EngineStoppingError("the engine stopped while the request waited for a place")
-            self._num_waiting += 1
+            self._num_waiting += num_places
 
     def release(self, num_requests: int = 1) -> None:
         """Give places back: the requests were scheduled or have ended."""
@@ -82,8 +90,8 @@ class AdmissionGate:
         with self._changed:
             self._closed = False
 
-    def _is_full(self) -> bool:
-        return 0 < self._max_queue_size <= self._num_waiting
+    def _has_places(self, count: int) -> bool:
+        return self._max_queue_size == 0 or self._num_waiting + count <= self._max_queue_size
 
     def _seconds_until_place(self) -> float:
         """Estimate from the latest releases how long until the next one, in seconds."""

@@ -41,6 +41,16 @@ class ScheduledRequest:
         """Positions in the cache once this step has run."""
         return self.first_position + self.num_new_tokens
 
+    @property
+    def prompt_rows(self) -> range:
+        """Positions of this step whose logits tell of prompt tokens; for most requests empty."""
+        request = self.request
+        if not request.needs_prompt_logits:
+            return range(0)
+        known = len(request.prompt_logprobs or ())  # the logits at p tell of the token at p + 1
+        stop = min(self.num_context_tokens, len(request.prompt_ids) - 1)
+        return range(max(self.first_position, known - 1), stop)
+
 
 @dataclass(frozen=True, slots=True)
 class ScheduledBatch:
@@ -89,7 +99,8 @@ class BatchInputs:
         block_table: [R, B] int32, rows padded with 0.
         query_starts: R + 1 offsets into T, where each request's tokens begin.
         context_lengths: R lengths, each including this step's tokens.
-        sample_indices: [N] int64, rows of T whose logits are wanted.
+        sample_indices: [N + P] int64, rows of T whose logits are wanted: first those of the
+            requests that sample, then those that tell of prompt tokens.
     """
 
     input_ids: torch.Tensor
@@ -111,9 +122,11 @@ class SampledTokens:
             all processors), or [] unless return_logprobs is configured.
         token_logprobs: N entries; None where the request did not ask for top_logprobs.
         errors: Row -> what went wrong in that row; the other rows are sound.
+        prompt_logprobs: Request id -> entries for its next prompt tokens, where asked for.
     """
 
     token_ids: list[int]
     logprobs: list[float]
     token_logprobs: list[TokenLogprobs | None]
     errors: dict[int, Exception]
+    prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)

@@ -10,6 +10,7 @@
         ├── EngineStoppingError      the engine takes no new requests
         ├── EngineDeadError          the loop died; its cause is chained
         ├── RequestFailedError       this request failed while it ran
+        ├── DeadlineExceededError    this request did not end in the time it was given
         ├── UnsupportedModelError    the model cannot run on paged attention
         ├── UnsupportedConfigError   a configuration field is not supported here; names it
         └── CacheTooSmallError       the memory holds too few blocks
@@ -104,6 +105,19 @@ class EngineDeadError(ServerError, RuntimeError):
 
 class RequestFailedError(ServerError, RuntimeError):
     """One request failed while it ran; the others were not touched."""
+
+
+class DeadlineExceededError(ServerError, TimeoutError):
+    """A request did not end in the time it was given.
+
+    Attributes:
+        deadline_seconds: That time, from its submission on.
+    """
+
+    def __init__(self, deadline_seconds: float) -> None:
+        """Name the time."""
+        super().__init__(f"the request did not end within its {deadline_seconds:g} s")
+        self.deadline_seconds = deadline_seconds
 
 
 class UnsupportedModelError(ServerError, ValueError):

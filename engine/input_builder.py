@@ -4,6 +4,8 @@ Engine thread only. A decoding row costs a few Python operations, a prefilling r
 nothing here grows with the length of a request's past but the copy of its block table.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -56,6 +58,7 @@ class InputBuilder:
             query_starts.append(stop)
             if item.samples:
                 sample_indices.append(stop - 1)
+        sample_indices += _prompt_indices(batch, query_starts)
         return BatchInputs(
             input_ids=self._on_device(tokens)[None],
             position_ids=self._on_device(positions)[None],
@@ -73,3 +76,13 @@ class InputBuilder:
 
     def _on_device(self, values: np.ndarray[tuple[int], np.dtype[np.int64]]) -> torch.Tensor:
         return torch.from_numpy(values).to(self._device)
+
+
+def _prompt_indices(batch: ScheduledBatch, query_starts: Sequence[int]) -> list[int]:
+    """Return the rows of the tokens whose logits tell of a prompt that is to be reported on."""
+    return [
+        start + position - item.first_position
+        for item, start in zip(batch.scheduled, query_starts, strict=False)
+        if item.request.prompt_logprobs is not None
+        for position in item.prompt_rows
+    ]

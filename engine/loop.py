@@ -7,13 +7,21 @@ outside of these rings costs the requests that were running; the loop begins aga
 """
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.admission import AdmissionGate
 from engine.batch import SampledTokens, ScheduledBatch
 from engine.cache.paged_cache import PagedCache
-from engine.errors import EngineDeadError, EngineError, EngineStoppingError, RequestFailedError
+from engine.deadlines import Deadlines
+from engine.errors import (
+    DeadlineExceededError,
+    EngineDeadError,
+    EngineError,
+    EngineStoppingError,
+    RequestFailedError,
+)
 from engine.faults import FaultPoint, FaultPoints
 from engine.input_builder import InputBuilder
 from engine.mailbox import Mail, Mailbox, StopMode
@@ -82,6 +90,7 @@ class EngineLoop:
         self._channels = channels
         self._faults = channels.faults
         self._requests: dict[str, RequestState] = {}
+        self._deadlines = Deadlines()
         self._num_places = 0  # in the queue, held by requests that have been taken
         self._num_steps_at_restart = -1
         self.restarts = RestartBudget()
@@ -177,10 +186,9 @@ class EngineLoop:
         if faults.armed:
             faults.check(FaultPoint.FORWARD, batch.requests)
         logits = self._parts.runner.forward(inputs)
-        sampling = batch.sampling
         if faults.armed:
-            faults.check(FaultPoint.SAMPLE, sampling)
-        return self._parts.sampler.sample(logits, sampling)
+            faults.check(FaultPoint.SAMPLE, batch.sampling)
+        return self._parts.sampler.sample_batch(logits, batch)
 
     def _take_mail(self, mail: Mail) -> None:
         if mail.forget:
@@ -189,6 +197,8 @@ class EngineLoop:
         self._num_places += len(mail.requests)
         # Known before any is touched: whatever raises from here on, each gets its terminal output.
         self._requests.update({request.request_id: request for request in mail.requests})
+        for request in mail.requests:
+            self._deadlines.add(request)
         refused = [self._admit(request) for request in mail.requests]
         self._deliver([output for output in refused if output is not None])
         cancelled = [
@@ -197,6 +207,18 @@ class EngineLoop:
             if request_id in self._requests
         ]
         self._deliver(cancelled)
+        if self._deadlines.is_due(now := time.perf_counter()):
+            self._expire(now)
+
+    def _expire(self, now: float) -> None:
+        """End the requests whose deadline has passed; those that wait, too."""
+        scheduler = self._parts.scheduler
+        self._deliver(
+            [
+                scheduler.fail(request, DeadlineExceededError(request.deadline_seconds or 0.0))
+                for request in self._deadlines.pop_expired(now, self._requests)
+            ]
+        )
 
     def _admit(self, request: RequestState) -> GenerationOutput | None:
         """Queue a request; return its terminal output if that cannot be done."""
@@ -226,6 +248,7 @@ class EngineLoop:
         if undelivered:
             self._fail_undelivered(undelivered, ended)
         if ended:
+            self._deadlines.sweep(self._requests)
             mailbox.forget()
             router.store.wake()
 

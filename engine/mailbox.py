@@ -64,20 +64,21 @@ class Mailbox:
         if not self._open or self._stop is not StopMode.NONE:
             raise EngineStoppingError("the engine is stopping and takes no requests")
 
-    def post(self, request: RequestState) -> None:
-        """Hand a request over.
+    def post(self, *requests: RequestState) -> None:
+        """Hand requests over, all or none.
 
         Raises:
-            DuplicateRequestError: Its id belongs to a request that has not ended.
+            DuplicateRequestError: An id belongs to a request that has not ended.
             EngineDeadError: See `check_open`.
             EngineStoppingError: See `check_open`.
         """
         with self._arrived:
             self.check_open()
-            if request.request_id in self._live_ids:
-                raise DuplicateRequestError(request.request_id)
-            self._live_ids.add(request.request_id)
-            self._mail.requests.append(request)
+            for request in requests:
+                if request.request_id in self._live_ids:
+                    raise DuplicateRequestError(request.request_id)
+            self._live_ids.update(request.request_id for request in requests)
+            self._mail.requests.extend(requests)
             self._arrived.notify_all()
 
     def post_cancel(self, request_id: str) -> None:

@@ -23,7 +23,7 @@ from engine.models.probe import probe_geometry
 from engine.models.servable import ServableModel
 from engine.output_router import OutputRouter, ResultHandler
 from engine.pause import PauseGate
-from engine.requests import GenerationOutput
+from engine.requests import GenerationOutput, RequestState
 from engine.resolve import resolve_config
 from engine.result_store import ResultStore
 from engine.sampling.parameters import SamplingLimits
@@ -115,11 +115,13 @@ class ContinuousBatchingManager:
             streaming: Deliver an output for every token, not only at the end.
             record_timestamps: Note when each token was accepted.
             eos_token_id: Tokens that end the answer; None: the generation configuration's, -1 none.
-            **logit_processor_kwargs: Sampling parameters, see `SamplingParams`; and, with
-                scheduler_type="priority", priority: lower ones go first, 0 if it is not given.
+            **logit_processor_kwargs: Sampling parameters, see `SamplingParams`; options of the
+                generation configuration by name; deadline_seconds, num_return_sequences,
+                prompt_logprobs, stop_strings and tokenizer; and, with scheduler_type="priority",
+                priority: lower ones go first, 0 if it is not given.
 
         Returns:
-            The request's id.
+            The request's id; further answers have those of `family_ids`.
 
         Raises:
             InvalidRequestError: An argument is unknown, of the wrong type or out of range.
@@ -129,15 +131,13 @@ class ContinuousBatchingManager:
             EngineStoppingError: The engine stops.
             EngineDeadError: The engine died.
         """
-        options = {
-            **logit_processor_kwargs,
-            "max_new_tokens": max_new_tokens,
-            "eos_token_id": eos_token_id,
-        }
+        options = self._options(
+            logit_processor_kwargs, max_new_tokens=max_new_tokens, eos_token_id=eos_token_id
+        )
         delivery = DeliveryOptions(streaming, record_timestamps)
-        request = self._submitter.make(input_ids, request_id, delivery, options)
-        self._submitter.post(request, in_turn=False)
-        return request.request_id
+        family = self._submitter.make_family(input_ids, request_id, delivery, options)
+        self._submitter.post(*family, in_turn=False)
+        return family[0].request_id
 
     def add_requests(
         self,
@@ -147,7 +147,7 @@ class ContinuousBatchingManager:
         record_timestamps: bool = False,
         **logit_processor_kwargs: Any,
     ) -> list[str]:
-        """Submit several requests with the same parameters, waiting for a place in the queue.
+        """Submit several requests with the same parameters, waiting for places in the queue.
 
         All are checked before the first is submitted. If not all can be submitted, those that were
         are cancelled: without their ids nobody could ask for them.
@@ -162,20 +162,20 @@ class ContinuousBatchingManager:
             EngineStoppingError: The engine stops.
             EngineDeadError: The engine died.
         """
-        options = {**logit_processor_kwargs, "max_new_tokens": max_new_tokens}
+        options = self._options(logit_processor_kwargs, max_new_tokens=max_new_tokens)
         delivery = DeliveryOptions(streaming, record_timestamps)
-        requests = [self._submitter.make(ids, None, delivery, options) for ids in inputs]
-        ids: list[str] = []
+        families = [self._submitter.make_family(ids, None, delivery, options) for ids in inputs]
+        posted: list[RequestState] = []
         try:
-            for request in requests:
+            for family in families:
                 # Nothing empties the queue before start(): waiting for a place would be for ever.
-                self._submitter.post(request, in_turn=self.is_running())
-                ids.append(request.request_id)
+                self._submitter.post(*family, in_turn=self.is_running())
+                posted += family
         except BaseException:  # an interrupt while it waits for a place, too
-            for request_id in ids:
-                self.cancel_request(request_id)
+            for request in posted:
+                self.cancel_request(request.request_id)
             raise
-        return ids
+        return [family[0].request_id for family in families]
 
     def cancel_request(self, request_id: str) -> None:
         """End a request; its terminal output has status CANCELLED. Unknown ids are ignored."""
@@ -341,6 +341,15 @@ class ContinuousBatchingManager:
         """
         probe_geometry(CausalLM(model) if isinstance(model, PreTrainedModel) else model.causal_lm)
 
+    @property
+    def num_return_sequences(self) -> int:
+        """Answers to a prompt where a request does not say; may be set."""
+        return self._submitter.num_return_sequences
+
+    @num_return_sequences.setter
+    def num_return_sequences(self, count: int) -> None:
+        self._submitter.num_return_sequences = count
+
     def statistics(self) -> EngineStatistics:
         """Return what the engine holds at this moment."""
         return read_statistics(self._thread.loop, self._mailbox)
@@ -349,6 +358,12 @@ class ContinuousBatchingManager:
     def fatal_error(self) -> BaseException | None:
         """What killed the engine thread, or None."""
         return self._thread.fatal_error
+
+    def _options(self, given: dict[str, Any], **more: object) -> dict[str, object]:
+        """Return a request's options; it has the model's tokenizer unless it brings one."""
+        if given.get("tokenizer") is None:
+            more["tokenizer"] = self.model.tokenizer
+        return {**given, **more}
 
     def _build_loop(self) -> EngineLoop:
         parts = assemble(self.model.causal_lm, self.model.geometry, self.resolved_config)

@@ -13,11 +13,12 @@ from tqdm import tqdm
 from transformers import GenerationConfig
 
 from engine.config import ContinuousBatchingConfig, WorkloadHints
-from engine.errors import EngineDeadError, UnsupportedConfigError
+from engine.errors import EngineDeadError
 from engine.manager import ContinuousBatchingManager
 from engine.models.causal_lm import CausalLM
 from engine.models.probe import ModelGeometry
 from engine.requests import GenerationOutput
+from engine.submission import family_ids
 
 logger = logging.getLogger(__name__)
 
@@ -29,12 +30,14 @@ class ContinuousMixin:
         causal_lm: Runs packed tokens.
         geometry: The model's attention layers.
         generation_config: Defaults of the requests' parameters.
+        tokenizer: What stop_strings are looked for with; set it to use them.
         cached_manager: The manager that was kept for a next session, or None.
     """
 
     causal_lm: CausalLM
     geometry: ModelGeometry
     generation_config: GenerationConfig
+    tokenizer: Any = None
     cached_manager: ContinuousBatchingManager | None = None
 
     def init_continuous_batching(
@@ -130,11 +133,13 @@ class ContinuousMixin:
             progress_bar: Show how many requests have ended.
             persistent_manager: Keep the manager and its cache for the next call.
             warmup: Run a dummy request first.
-            **kwargs: max_new_tokens and sampling parameters, for all requests alike.
+            **kwargs: max_new_tokens, num_return_sequences, sampling parameters and whatever else
+                `ContinuousBatchingManager.add_request` takes, for all requests alike.
 
         Returns:
-            Request id -> terminal output, in the order of the inputs. A request that failed is in
-            it too, with its `error`.
+            Request id -> terminal output, in the order of the inputs; of several answers to one,
+            the one that bears the request's own id comes last. A request that failed is in it too,
+            with its `error`.
 
         Raises:
             InvalidRequestError: A prompt or a keyword is wrong; nothing was generated.
@@ -144,12 +149,14 @@ class ContinuousMixin:
         """
         if not inputs:
             return {}
-        _check_return_sequences(generation_config or self.generation_config)
+        defaults = generation_config or self.generation_config
+        given = kwargs.get("num_return_sequences")
+        count = (defaults.num_return_sequences or 1) if given is None else given
         hints = WorkloadHints(
             max_prompt_length=max(len(prompt) for prompt in inputs),
             max_generated_length=kwargs.get("max_new_tokens") or 0,
             # A kept manager serves later calls too, of any size.
-            num_requests=0 if persistent_manager else len(inputs),
+            num_requests=0 if persistent_manager else len(inputs) * _as_factor(count),
         )
         with self.continuous_batching_context_manager(
             generation_config,
@@ -158,7 +165,9 @@ class ContinuousMixin:
             warmup=warmup,
             workload_hints=hints,
         ) as manager:
-            ids = manager.add_requests(inputs, record_timestamps=record_timestamps, **kwargs)
+            kwargs["num_return_sequences"] = count
+            parents = manager.add_requests(inputs, record_timestamps=record_timestamps, **kwargs)
+            ids = [name for parent in parents for name in family_ids(parent, count)]
             try:
                 return _collect(manager, ids, progress_bar=progress_bar)
             except BaseException:
@@ -166,6 +175,11 @@ class ContinuousMixin:
                 for request_id in ids:
                     manager.cancel_request(request_id)
                 raise
+
+
+def _as_factor(count: object) -> int:
+    """Return a number for a hint; what is wrong with it is said where it is used."""
+    return count if isinstance(count, int) else 1
 
 
 def _collect(
@@ -181,13 +195,3 @@ def _collect(
                 manager.fatal_error
             )
     return outputs
-
-
-def _check_return_sequences(generation_config: GenerationConfig) -> None:
-    count = generation_config.num_return_sequences
-    if count is not None and count != 1:
-        raise UnsupportedConfigError(
-            f"num_return_sequences is {count}; several answers to one prompt are not there yet: "
-            "repeat the prompt in inputs",
-            field="num_return_sequences",
-        )

@@ -11,7 +11,7 @@ it has been handed over, and only `Scheduler.update` and `Scheduler.preempt` cha
 """
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import Enum, IntEnum
 from typing import Any
 
@@ -73,7 +73,7 @@ class GenerationOutput:
         created_time: When the request was added (`time.perf_counter`), in seconds.
         lifespan: When it was first scheduled and when it ended, in the same clock; -1 if not yet.
         finish_reason: Why it ended; None while it runs.
-        stop_reason: The token id that ended it, if it was one of stop_token_ids.
+        stop_reason: What ended it: one of stop_token_ids or of stop_strings, or None.
         num_cached_tokens: Prompt tokens whose keys and values came from the prefix cache.
         num_preemptions: How often its blocks were taken and recomputed.
         new_tokens: Tokens since the previous output, at most all of them.
@@ -81,7 +81,8 @@ class GenerationOutput:
     """
 
     __slots__ = (
-        "_generated", "_logprobs", "_num_generated", "_prompt", "_timestamps", "_token_logprobs",
+        "_generated", "_logprobs", "_num_generated", "_num_prompt_logprobs", "_prompt",
+        "_prompt_logprobs", "_timestamps", "_token_logprobs",
         "created_time", "error", "exception", "finish_reason", "lifespan", "new_logprobs",
         "new_tokens", "num_cached_tokens", "num_preemptions", "request_id", "status", "stop_reason",
     )  # fmt: skip
@@ -107,6 +108,8 @@ class GenerationOutput:
         self._logprobs = state.logprobs
         self._token_logprobs = state.token_logprobs
         self._timestamps = state.timestamps
+        self._prompt_logprobs = state.prompt_logprobs
+        self._num_prompt_logprobs = len(state.prompt_logprobs or ())
 
     @property
     def prompt_ids(self) -> list[int]:
@@ -127,6 +130,12 @@ class GenerationOutput:
     def token_logprobs(self) -> list[TokenLogprobs]:
         """Log-probabilities with alternatives; [] unless top_logprobs was asked for."""
         return self._token_logprobs[: self._num_generated]
+
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprobs | None] | None:
+        """What the model says of each prompt token, None for the first; None if not asked for."""
+        known = self._prompt_logprobs
+        return None if known is None else known[: self._num_prompt_logprobs]
 
     @property
     def timestamps(self) -> list[float] | None:
@@ -166,6 +175,9 @@ class RequestState:
         promoted: Goes before all that are not: it has waited or given way long enough.
         host_block_ids: Blocks of the host buffer that hold its positions while it is preempted.
         num_saved: Positions in these.
+        deadline_seconds: How long it may take from its creation on; None is for ever.
+        parent: The request with the same prompt whose blocks it may start from; None has none.
+        prompt_logprobs: One entry for each prompt token so far; None if they are not asked for.
         num_delivered: Generated tokens that an output has carried.
     """
 
@@ -180,7 +192,7 @@ class RequestState:
     logprobs: list[float] = field(default_factory=list)
     token_logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
-    stop_reason: int | None = None
+    stop_reason: int | str | None = None
     exception: BaseException | None = None
     created_time: float = field(default_factory=time.perf_counter)
     lifespan: tuple[float, float] = (-1.0, -1.0)
@@ -198,6 +210,9 @@ class RequestState:
     promoted: bool = False
     host_block_ids: list[int] = field(default_factory=list)
     num_saved: int = 0
+    deadline_seconds: float | None = None
+    parent: "RequestState | None" = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -223,6 +238,34 @@ class RequestState:
         if stop > num_prompt:
             tokens = tokens + self.generated_tokens[max(0, start - num_prompt) : stop - num_prompt]
         return np.array(tokens, dtype=np.int32)
+
+    @property
+    def deadline(self) -> float | None:
+        """When the request is given up (`time.perf_counter`), or None."""
+        seconds = self.deadline_seconds
+        return None if seconds is None else self.created_time + seconds
+
+    @property
+    def needs_prompt_logits(self) -> bool:
+        """Whether logits of prompt tokens are still to be reported."""
+        known = self.prompt_logprobs
+        return known is not None and len(known) < len(self.prompt_ids)
+
+    def make_child(self, request_id: str, params: SamplingParams) -> "RequestState":
+        """Return a request that is new in all but what its caller has asked for.
+
+        Its prompt is the same list. It may start from this request's blocks.
+        """
+        new: dict[str, Any] = {
+            entry.name: entry.default_factory()
+            for entry in fields(self)
+            if entry.default_factory is not MISSING and entry.name != "created_time"
+        }
+        if self.timestamps is not None:
+            new["timestamps"] = []
+        if self.prompt_logprobs is not None:
+            new["prompt_logprobs"] = [None]
+        return replace(self, request_id=request_id, params=params, parent=self, **new)
 
     def is_finished(self) -> bool:
         """Return whether the request has ended."""

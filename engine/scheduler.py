@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from engine.acceptance import accept_prompt_logprobs, accept_token
 from engine.batch import BlockCopy, SampledTokens, ScheduledBatch, ScheduledRequest
 from engine.cache.block_manager import BlockManager
 from engine.errors import EngineError, RequestFailedError
@@ -171,6 +172,8 @@ class Scheduler:
         for item in batch.scheduled:
             request = item.request
             request.num_computed = item.num_context_tokens
+            if sampled.prompt_logprobs:
+                accept_prompt_logprobs(request, sampled)
             if not item.samples:
                 self.blocks.commit(request)
                 continue
@@ -178,7 +181,8 @@ class Scheduler:
             if error is not None:
                 outputs.append(self.fail(request, error))
             else:
-                self._append_token(request, sampled, row, now)
+                self.blocks.commit(request)
+                accept_token(request, sampled, row, now)
                 if request.is_finished():
                     self._release(request)
                 if request.streaming or request.is_finished():
@@ -242,6 +246,8 @@ class Scheduler:
         """Start waiting requests as long as tokens, rows and blocks last."""
         while self.waiting:
             request = self.waiting.first()
+            if self.blocks.awaits_parent(request):
+                return
             if plan.is_full():
                 if not self.make_budget(plan, request):
                     return
@@ -306,28 +312,6 @@ class Scheduler:
         assert extended, "blocks for the whole request were free a moment ago"
         plan.take(request, num_new)
 
-    def _append_token(
-        self, request: RequestState, sampled: SampledTokens, row: int, now: float
-    ) -> None:
-        """Accept a drawn token; end the request if it was the last."""
-        token_id = sampled.token_ids[row]
-        self.blocks.commit(request)
-        request.status = RequestStatus.DECODING
-        request.generated_tokens.append(token_id)
-        if sampled.logprobs:
-            request.logprobs.append(sampled.logprobs[row])
-        token_logprobs = sampled.token_logprobs[row]
-        if token_logprobs is not None:
-            request.token_logprobs.append(token_logprobs)
-        if request.timestamps is not None:
-            request.timestamps.append(now)
-        params = request.params
-        if token_id in params.eos_token_ids or token_id in params.stop_token_ids:
-            request.stop_reason = token_id if token_id in params.stop_token_ids else None
-            request.finish(RequestStatus.FINISHED, FinishReason.STOP)
-        elif len(request.generated_tokens) >= params.max_new_tokens:
-            request.finish(RequestStatus.FINISHED, FinishReason.LENGTH)
-
     def _end(
         self,
         request: RequestState,
@@ -341,7 +325,7 @@ class Scheduler:
             error = failure
         request.finish(status, reason, error)
         if request.request_id in self.running:
-            self._release(request, discard=error is not None)
+            self._release(request, discard=isinstance(error, RequestFailedError))
         else:
             self.waiting.remove(request)
             self.blocks.host.drop(request)

@@ -6,7 +6,7 @@ place in the queue.
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from transformers import GenerationConfig
 
@@ -15,10 +15,20 @@ from engine.errors import InvalidRequestError
 from engine.mailbox import Mailbox
 from engine.prompts import check_prompt
 from engine.requests import RequestState
-from engine.sampling.checks import as_int
+from engine.sampling.checks import as_float, as_int
 from engine.sampling.parameters import SamplingLimits, resolve_sampling
+from engine.sampling.random import MASK_64
 
+MAX_RETURN_SEQUENCES = 1024
+MAX_DEADLINE_SECONDS = 1e9
 MAX_PRIORITY = 2**31 - 1
+# What is said of a request besides how its tokens are drawn.
+_OWN_OPTIONS = frozenset({"deadline_seconds", "num_return_sequences", "priority"})
+
+
+def family_ids(request_id: str, count: int) -> list[str]:
+    """Return the ids of the answers to one prompt, in the documented order: the request's last."""
+    return [*(f"{request_id}__child#{index}" for index in range(count - 1)), request_id]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +45,11 @@ class DeliveryOptions:
 
 
 class Submitter:
-    """Makes requests and hands them over."""
+    """Makes requests and hands them over.
+
+    Attributes:
+        num_return_sequences: Answers to a prompt where the request does not say.
+    """
 
     def __init__(
         self,
@@ -55,6 +69,7 @@ class Submitter:
             gate: Where they get a place in the queue.
             has_priorities: Whether the scheduler orders requests by priority.
         """
+        self.num_return_sequences = generation_config.num_return_sequences or 1
         self._generation_config = generation_config
         self._limits = limits
         self._mailbox = mailbox
@@ -82,7 +97,7 @@ class Submitter:
         params = resolve_sampling(
             self._generation_config,
             self._limits,
-            {name: value for name, value in options.items() if name != "priority"},
+            {name: value for name, value in options.items() if name not in _OWN_OPTIONS},
             num_prompt_tokens=len(prompt),
             request_index=index,
         )
@@ -93,30 +108,59 @@ class Submitter:
             streaming=delivery.streaming,
             timestamps=[] if delivery.record_timestamps else None,
             priority=self._priority(options.get("priority")),
+            deadline_seconds=_read_deadline(options.get("deadline_seconds")),
+            prompt_logprobs=None if params.prompt_logprobs is None else [None],
         )
 
-    def post(self, request: RequestState, *, in_turn: bool) -> None:
-        """Hand a request over.
+    def make_family(
+        self,
+        input_ids: list[int],
+        request_id: str | None,
+        delivery: DeliveryOptions,
+        options: Mapping[str, object],
+    ) -> list[RequestState]:
+        """Make a request, and one more for each further answer to its prompt.
 
-        Args:
-            request: From `make`.
-            in_turn: Wait for a place in the queue instead of being turned away.
+        The request draws as it would without its children, and each of these as a request of its
+        own with one of the seeds that follow.
+
+        Returns:
+            The request and its children, in the order in which they are to be computed.
 
         Raises:
-            DuplicateRequestError: Its id is in use.
-            QueueFullError: There is no place, and waiting was not asked for.
+            InvalidRequestError: See `make`.
+            PromptTooLongError: See `make`.
+        """
+        count = self._num_answers(options.get("num_return_sequences"))
+        request = self.make(input_ids, request_id, delivery, options)
+        family = [request]
+        for name in family_ids(request.request_id, count)[:-1]:
+            seed = (request.params.seed + len(family)) & MASK_64
+            family.append(request.make_child(name, replace(request.params, seed=seed)))
+        return family
+
+    def post(self, *family: RequestState, in_turn: bool) -> None:
+        """Hand a request and its children over, all or none.
+
+        Args:
+            family: From `make_family`, or a request from `make`.
+            in_turn: Wait for places in the queue instead of being turned away.
+
+        Raises:
+            DuplicateRequestError: An id is in use.
+            QueueFullError: There are too few places, and waiting was not asked for.
             EngineStoppingError: The engine takes no requests.
             EngineDeadError: The engine died.
         """
         self._mailbox.check_open()
         if in_turn:
-            self._gate.acquire_in_turn()
+            self._gate.acquire_in_turn(len(family))
         else:
-            self._gate.acquire()
+            self._gate.acquire(len(family))
         try:
-            self._mailbox.post(request)
+            self._mailbox.post(*family)
         except Exception:
-            self._gate.release()
+            self._gate.release(len(family))
             raise
 
     def _priority(self, value: object) -> int:
@@ -127,3 +171,21 @@ class Submitter:
                 f"priority is {priority}, which needs scheduler_type='priority'", param="priority"
             )
         return priority
+
+    def _num_answers(self, value: object) -> int:
+        """Return how many answers a request has; each takes a place in the queue."""
+        name = "num_return_sequences"
+        count = as_int(
+            name, self.num_return_sequences if value is None else value, 1, MAX_RETURN_SEQUENCES
+        )
+        places = self._gate.max_queue_size
+        if 0 < places < count:
+            raise InvalidRequestError(
+                f"{name} is {count}, more than the {places} places of the queue", param=name
+            )
+        return count
+
+
+def _read_deadline(value: object) -> float | None:
+    name = "deadline_seconds"
+    return None if value is None else as_float(name, value, 0.0, MAX_DEADLINE_SECONDS)

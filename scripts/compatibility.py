@@ -49,13 +49,16 @@ ADDED_METHODS = ("clear_prefix_cache", "pause_async", "statistics", "stream")
 # Item -> how ours differs from the implementation that the documentation belongs to, and why.
 DIFFERENCES = {
     "generate_batch": "An unknown keyword is an error, not dropped. A dead engine raises. "
-    "num_return_sequences above 1 is refused so far.",
+    "Several answers to a prompt share its blocks; the request itself draws with its seed, child i "
+    "with seed + 1 + i. deadline_seconds, prompt_logprobs, stop_strings and transformers' logits "
+    "processors are keywords too.",
     "init_continuous_batching": "The configuration is resolved and the cache allocated here, so "
     "that an error is an exception and not a dead thread.",
     "add_request": "Never blocks: a full queue raises `QueueFullError` at once. An id in use, an "
     "id outside the vocabulary, an empty or over-long prompt and a bad parameter are refused here. "
     "A stopping or dead engine raises instead of returning None. Sampling parameters are per "
-    "request, greedy or not included.",
+    "request, greedy or not included; so are the logits processors, on the whole history. Options "
+    "of beam search, guidance, watermarking and token healing are named and refused.",
     "add_requests": "All are checked before the first is submitted; waits for a place.",
     "start": "An error in a step costs the requests that were being computed; the loop restarts, "
     "and dies at the fourth time within a minute.",

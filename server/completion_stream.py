@@ -82,7 +82,9 @@ class CompletionStream:
         self._end()
         if output.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
             pending.finish_reason = output.finish_reason
-            pending.stop_reason = output.stop_reason
+            # Stop strings are looked for on this side, so that the engine knows none.
+            if isinstance(output.stop_reason, int):
+                pending.stop_reason = output.stop_reason
             return
         self._error = output.exception or EngineStoppingError("the engine cancelled the request")
 

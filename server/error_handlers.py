@@ -20,6 +20,7 @@ from api_schemas import ErrorObject, ErrorResponse
 from engine import (
     CacheTooSmallError,
     ClientError,
+    DeadlineExceededError,
     DuplicateRequestError,
     EngineDeadError,
     EngineError,
@@ -82,6 +83,7 @@ ERROR_TABLE: Mapping[type[EngineError], ErrorMapping] = {
     RequestFailedError: ErrorMapping(
         500, "server_error", "request_failed", "The request failed while it ran."
     ),
+    DeadlineExceededError: ErrorMapping(504, "server_error", "deadline_exceeded"),
     UnsupportedModelError: _UNSUPPORTED,
     UnsupportedConfigError: _UNSUPPORTED,
     CacheTooSmallError: _UNSUPPORTED,

@@ -17,7 +17,7 @@ from engine.batch import BlockCopy
 from engine.cache.block_pool import BlockPool
 from engine.cache.offload import HostBlocks
 from engine.cache.prefix_index import BlockName, PrefixIndex, root_name
-from engine.requests import RequestState
+from engine.requests import RequestState, RequestStatus
 
 
 class BlockManager:
@@ -59,8 +59,11 @@ class BlockManager:
         """
         assert not request.block_ids
         assert request.num_computed == 0
-        if not self.allow_sharing:
+        # Logits of prompt tokens are only computed, never found.
+        if not self.allow_sharing or request.needs_prompt_logits:
             return None
+        if self._can_fork(request):
+            return self._fork(request)
         tokens = request.tokens_between(0, request.num_tokens - 1)
         for index in range(len(tokens) // self.page_size):
             page = tokens[index * self.page_size : (index + 1) * self.page_size]
@@ -78,6 +81,45 @@ class BlockManager:
             copy = self._attach_partial(request, tokens[request.num_computed :])
         if request.num_preemptions == 0:
             request.num_cached_tokens = request.num_computed
+        return copy
+
+    def awaits_parent(self, request: RequestState) -> bool:
+        """Return whether a request would compute a prompt that its parent is just computing."""
+        parent = request.parent
+        return (
+            self.allow_sharing
+            and parent is not None
+            and request.num_preemptions == 0
+            and parent.status is RequestStatus.PREFILLING
+            and parent.num_computed < len(parent.prompt_ids) - 1
+        )
+
+    def _can_fork(self, request: RequestState) -> bool:
+        """Return whether the parent's blocks hold the prompt but for its last token."""
+        parent = request.parent
+        return (
+            parent is not None
+            and request.num_preemptions == 0
+            and parent.num_computed >= len(request.prompt_ids) - 1 > 0
+        )
+
+    def _fork(self, request: RequestState) -> BlockCopy | None:
+        """Share the parent's full blocks of the prompt; take a copy of the one in which it ends."""
+        parent, num_shared = request.parent, len(request.prompt_ids) - 1
+        assert parent is not None
+        num_full, num_slots = divmod(num_shared, self.page_size)
+        for block_id in parent.block_ids[:num_full]:
+            self.pool.share(block_id)
+        request.block_ids.extend(parent.block_ids[:num_full])
+        request.block_names.extend(parent.block_names[len(request.block_names) : num_full])
+        request.num_indexed_blocks = num_full
+        request.num_computed = num_full * self.page_size
+        copy = None
+        if num_slots and self.pool.num_free:
+            copy = BlockCopy(parent.block_ids[num_full], self._allocate(), num_slots)
+            request.block_ids.append(copy.destination)
+            request.num_computed = num_shared
+        request.num_cached_tokens = request.num_computed
         return copy
 
     def _attach_partial(self, request: RequestState, rest: NDArray[np.int32]) -> BlockCopy | None:

@@ -12,9 +12,11 @@ class ServableModel(Protocol):
     Attributes:
         causal_lm: Runs packed tokens.
         geometry: Its attention layers.
+        tokenizer: What stop_strings are looked for with, or None.
         cached_manager: The manager that was kept for a next session, or None.
     """
 
     causal_lm: CausalLM
     geometry: ModelGeometry
+    tokenizer: Any
     cached_manager: Any

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from engine.batch import ScheduledRequest
 from engine.requests import TokenLogprobs
 from engine.sampling.host_row import places_of_largest
 
@@ -32,6 +33,32 @@ def describe_tokens(
             for row, token, count in zip(rows, token_ids, num_tops, strict=True)
         ]
     return _describe_together(take_rows(raw, rows), token_ids, num_tops)
+
+
+def describe_prompts(
+    logits: torch.Tensor, scheduled: Sequence[ScheduledRequest]
+) -> dict[str, list[TokenLogprobs]]:
+    """Return what the model says of prompt tokens, for each request that wants to know.
+
+    Args:
+        logits: [P, V] of any float dtype, request by request, in the order of their positions.
+        scheduled: The requests of the step and their shares, in batch order.
+    """
+    described: dict[str, list[TokenLogprobs]] = {}
+    first = 0
+    for item in scheduled:
+        positions = item.prompt_rows
+        if not positions:
+            continue
+        request, count = item.request, len(positions)
+        rows = logits[first : first + count].detach().to(torch.float32)
+        tokens = request.prompt_ids[positions.start + 1 : positions.stop + 1]
+        num_top = request.params.prompt_logprobs or 0
+        described[request.request_id] = describe_tokens(
+            rows, range(count), tokens, [num_top] * count
+        )
+        first += count
+    return described
 
 
 def take_rows(scores: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:

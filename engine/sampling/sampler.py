@@ -14,13 +14,13 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.batch import SampledTokens
+from engine.batch import SampledTokens, ScheduledBatch
 from engine.errors import RequestFailedError
 from engine.requests import RequestState
 from engine.sampling.draw import draw, maxima, most_likely
 from engine.sampling.history import HistoryCache
 from engine.sampling.host_row import Candidates, draw_place, log_probability, shape_row
-from engine.sampling.logprobs import describe_tokens, take_rows
+from engine.sampling.logprobs import describe_prompts, describe_tokens, take_rows
 from engine.sampling.processors import edit_logits, shape_distribution
 from engine.sampling.random import uniform
 from engine.sampling.row_plan import RowPlan, is_plain_greedy, plan_row
@@ -39,6 +39,22 @@ class Sampler:
         """Choose whether each token's log-probability under its own distribution is reported."""
         self._return_logprobs = return_logprobs
         self._histories = HistoryCache()
+
+    @torch.inference_mode()
+    def sample_batch(self, logits: torch.Tensor, batch: ScheduledBatch) -> SampledTokens:
+        """Draw one token per sampling request of a batch, and report on prompt tokens.
+
+        Args:
+            logits: [N + P, V], in the order of `BatchInputs.sample_indices`; not changed.
+            batch: The batch they were computed for.
+        """
+        requests = batch.sampling
+        count = len(requests)
+        if len(logits) == count:
+            return self.sample(logits, requests)
+        sampled = self.sample(logits[:count], requests)
+        sampled.prompt_logprobs.update(describe_prompts(logits[count:], batch.scheduled))
+        return sampled
 
     @torch.inference_mode()
     def sample(self, logits: torch.Tensor, requests: Sequence[RequestState]) -> SampledTokens:

@@ -11,7 +11,6 @@ from engine import (
     EngineDeadError,
     InvalidRequestError,
     PromptTooLongError,
-    UnsupportedConfigError,
     WorkloadHints,
 )
 from engine.restarts import RestartBudget
@@ -19,7 +18,6 @@ from engine.scheduler import Scheduler
 from tests.engine.threads import Call
 
 SMALL = ContinuousBatchingConfig(num_blocks=32, page_size=16, max_batch_tokens=64)
-SEVERAL_ANSWERS = GenerationConfig(do_sample=True, num_return_sequences=2)
 PROMPTS = [[n, n + 1, n + 2] for n in range(10)]
 
 
@@ -91,9 +89,10 @@ def test_the_generation_configuration_sets_the_defaults(generate):
         ([[1], []], {}, InvalidRequestError),
         ([[1]], {"unheard_of": 3}, InvalidRequestError),
         ([[1], [2] * 600], {}, PromptTooLongError),
-        ([[1]], {"generation_config": SEVERAL_ANSWERS}, UnsupportedConfigError),
+        ([[1]], {"num_return_sequences": 0}, InvalidRequestError),
+        ([[1]], {"num_return_sequences": "x"}, InvalidRequestError),
     ],
-    ids=["empty prompt", "unknown keyword", "long prompt", "several answers"],
+    ids=["empty prompt", "unknown keyword", "long prompt", "no answer", "some answers"],
 )
 def test_what_is_wrong_is_raised_before_anything_is_generated(generate, inputs, options, error):
     with pytest.raises(error):

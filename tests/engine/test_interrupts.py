@@ -31,10 +31,10 @@ def test_an_interrupt_while_waiting_for_a_place_cancels_what_was_submitted(
 ):
     acquire = AdmissionGate.acquire_in_turn
 
-    def interrupted(gate):
+    def interrupted(gate, num_places):
         if gate.num_waiting == 3:
             raise KeyboardInterrupt
-        acquire(gate)
+        acquire(gate, num_places)
 
     monkeypatch.setattr(AdmissionGate, "acquire_in_turn", interrupted)
     config = ContinuousBatchingConfig(num_blocks=32, page_size=16)

@@ -1,7 +1,7 @@
 """Turns a scheduled batch into the tensors of one forward.
 
 Engine thread only. A decoding row costs a few Python operations, a prefilling row a few numpy ones;
-nothing here grows with the length of a request's past but the copy of its block table.
+what grows with the length of a request's past is the copy of its block table, from array to array.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ class InputBuilder:
         for row, item in enumerate(batch.scheduled):
             request = item.request
             block_ids = request.block_ids
-            block_table[row, : len(block_ids)] = block_ids
+            block_table[row, : len(block_ids)] = request.block_row()
             start = query_starts[-1]
             stop = start + item.num_new_tokens
             first = item.first_position

@@ -337,8 +337,7 @@ def _abort(request: RequestState, error: EngineError) -> GenerationOutput:
 def _detach(request: RequestState) -> None:
     """Put a request back to where it was before anything was computed of it."""
     request.status = RequestStatus.PENDING
-    request.block_ids.clear()
-    request.num_computed = request.num_indexed_blocks = 0
+    request.forget_blocks()
 
 
 def _request_failure(error: Exception) -> EngineError:

@@ -213,6 +213,7 @@ class RequestState:
     deadline_seconds: float | None = None
     parent: "RequestState | None" = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    _block_row: NDArray[np.int32] | None = field(default=None, init=False, repr=False)
 
     @property
     def num_tokens(self) -> int:
@@ -266,6 +267,20 @@ class RequestState:
         if self.prompt_logprobs is not None:
             new["prompt_logprobs"] = [None]
         return replace(self, request_id=request_id, params=params, parent=self, **new)
+
+    def block_row(self) -> NDArray[np.int32]:
+        """Return the block table as an array, made anew only when it has grown: [B] int32."""
+        row = self._block_row
+        if row is None or len(row) != len(self.block_ids):
+            row = self._block_row = np.array(self.block_ids, dtype=np.int32)
+        return row
+
+    def forget_blocks(self) -> None:
+        """Go back to where nothing was computed; whoever owns the blocks has them already."""
+        self.block_ids.clear()
+        self._block_row = None
+        self.num_computed = 0
+        self.num_indexed_blocks = 0
 
     def is_finished(self) -> bool:
         """Return whether the request has ended."""

@@ -170,7 +170,7 @@ class BlockManager:
         """Undo `attach_prefix`: the request cannot start yet."""
         for block_id in reversed(request.block_ids):
             self.pool.free(block_id, is_cached=block_id in self.index)
-        self._empty(request)
+        request.forget_blocks()
 
     def extend(self, request: RequestState, num_tokens: int) -> bool:
         """Grow the block table to hold this many positions; all or nothing.
@@ -212,12 +212,7 @@ class BlockManager:
             if discard and self.pool.ref_count(block_id) == 1:
                 self.index.forget(block_id)
             self.pool.free(block_id, is_cached=block_id in self.index)
-        self._empty(request)
-
-    def _empty(self, request: RequestState) -> None:
-        request.block_ids.clear()
-        request.num_computed = 0
-        request.num_indexed_blocks = 0
+        request.forget_blocks()
 
     def _commit_tail(self, request: RequestState) -> None:
         """Enter the last, partly filled block; nobody writes to it any more."""

@@ -110,6 +110,11 @@ class RandomSchedule:
         if isinstance(self.engine.scheduler, PriorityScheduler):
             request.priority = self.random.choice([0, 0, 1, -3])
         request.salt = self.random.choice(["", "", "", "other"])
+        self._queue(request)
+        while self.random.random() < 0.2:
+            self._queue(request.make_child(f"r{len(self.requests)}", params))
+
+    def _queue(self, request: RequestState) -> None:
         self.requests.append(request)
         self.engine.scheduler.add(request)
 

@@ -84,6 +84,17 @@ def test_tokens_are_read_across_prompt_and_answer():
             assert state.tokens_between(start, stop).tolist() == everything[start:stop]
 
 
+def test_the_block_table_as_an_array_follows_its_list():
+    request = make_request()
+    for block in (5, 3, 8):
+        request.block_ids.append(block)
+        assert request.block_row().tolist() == request.block_ids
+    assert request.block_row() is request.block_row()
+    request.forget_blocks()
+    request.block_ids.extend([1, 2, 4])
+    assert request.block_row().tolist() == [1, 2, 4]
+
+
 def test_an_output_is_shown_without_its_token_lists():
     text = repr(make_request("req_7", list(range(1000))).make_output())
     assert text == (

@@ -36,8 +36,17 @@ def alone(make_manager):
     return [outputs[name] for name in names]
 
 
-def test_answers_in_a_crowd_are_those_of_each_alone(make_manager, alone):
-    manager = make_manager(num_blocks=12, max_batch_tokens=32, safety_margin=0.0)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"cpu_offload_space": None, "step_time_target": 1e-9},
+        {"scheduler_type": "priority", "cpu_offload_space": None, "allow_block_sharing": False},
+    ],
+    ids=["plain", "swapped and paced", "by priority"],
+)
+def test_answers_in_a_crowd_are_those_of_each_alone(make_manager, alone, fields):
+    manager = make_manager(num_blocks=12, max_batch_tokens=32, safety_margin=0.0, **fields)
     manager.start()
     threads = [Call(use, manager, seed) for seed in range(5)]
     for number, output in (found for call in threads for found in call.outcome()):
@@ -54,11 +63,13 @@ def test_answers_in_a_crowd_are_those_of_each_alone(make_manager, alone):
 def use(manager, seed):
     """Submit each prompt, cancel some, wait for each; return their numbers and outputs."""
     draw = random.Random(seed)
+    ordered = manager.resolved_config.scheduler_type == "priority"
     found = []
     for number in draw.sample(range(NUM_PER_THREAD), NUM_PER_THREAD):
         name = f"{seed}-{number}"
         streaming = draw.random() < 0.5
-        manager.add_request(PROMPTS[number], name, max_new_tokens=10, streaming=streaming)
+        options = {"priority": draw.randint(0, 2)} if ordered else {}
+        manager.add_request(PROMPTS[number], name, 10, streaming=streaming, **options)
         if draw.random() < 0.2:
             manager.cancel_request(name)
         if draw.random() < 0.05:

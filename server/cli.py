@@ -14,7 +14,7 @@ from pathlib import Path
 
 from server.address import check_address
 from server.console import output_console, print_error
-from server.settings import SettingsError, load_settings
+from server.settings import SettingsError, calm_worker_threads, load_settings
 from server.startup_errors import StartupError
 from server.version import VERSION
 
@@ -128,6 +128,7 @@ def _run(options: argparse.Namespace) -> int:
     settings = load_settings(options.config, [*_named_overrides(options), *options.overrides])
     if options.command == "serve":
         check_address(settings.server)
+    calm_worker_threads()
     # The command's module brings the model library with it, seconds that help need not wait for.
     module = importlib.import_module(COMMANDS[options.command])
     status: int = module.run(settings)

@@ -2,9 +2,11 @@
 
 import os
 
-# Two test processes, or a test beside a server, must not fight for the cores; set before torch
-# reads it. The hub is never asked: everything the tests use is made or found locally.
+# Two test processes, or a test beside a server, must not fight for the cores, nor spin on them
+# while they wait; set before torch reads it. The hub is never asked: everything the tests use is
+# made or found locally.
 os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 

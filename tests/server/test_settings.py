@@ -1,5 +1,6 @@
 """Settings: order, types, and errors that say in one line what to write."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from server.settings import (
     Settings,
     SettingsError,
     cache_folder,
+    calm_worker_threads,
     load_settings,
 )
 
@@ -118,3 +120,12 @@ def test_the_cache_folder_follows_the_environment(monkeypatch, tmp_path):
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_the_shipped_configurations_load(path):
     assert isinstance(load_settings(path), Settings)
+
+
+def test_worker_threads_sleep_unless_the_operator_says_otherwise(monkeypatch):
+    monkeypatch.delenv("GOMP_SPINCOUNT")
+    calm_worker_threads()
+    assert 0 < int(os.environ["GOMP_SPINCOUNT"]) < 300_000
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    calm_worker_threads()
+    assert os.environ["GOMP_SPINCOUNT"] == "7"

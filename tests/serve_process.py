@@ -42,7 +42,7 @@ class ServeProcess:
 
 
 @contextlib.contextmanager
-def serving(*arguments: str) -> Iterator[ServeProcess]:
+def serving(*arguments: str, start_seconds: float = START_SECONDS) -> Iterator[ServeProcess]:
     """Start a server with the tests' configuration, and end it with the block."""
     command = [sys.executable, "-m", "server", "serve", "--config", "configs/ci.toml", *arguments]
     process = subprocess.Popen(
@@ -66,7 +66,7 @@ def serving(*arguments: str) -> Iterator[ServeProcess]:
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
     try:
-        settled.wait(START_SECONDS)
+        settled.wait(start_seconds)
         assert url, "the server did not start:\n" + "".join(lines)
         yield ServeProcess(url[0], process, lines)
     finally:

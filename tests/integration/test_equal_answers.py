@@ -1,0 +1,99 @@
+"""One question, one answer: streamed or whole, alone or in a crowd, with the same seed."""
+
+import json
+from functools import partial
+from itertools import product
+from typing import Any
+
+import pytest
+
+from tests.engine.threads import Call
+from tests.integration.engine_server import joined_texts
+
+# Repeated characters of a byte tokenizer, some of them several tokens long.
+PROMPTS = ["a", "naïve 🌊🌊 wave", [70, 71, 72], "the same beginning " * 8]
+OPTIONS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "sampled": {"temperature": 1.0, "seed": 11},
+    "choices": {"temperature": 1.0, "seed": 3, "n": 3},
+    "stop": {"temperature": 1.0, "seed": 4, "stop": ["e", "a", "\n", "é"]},
+    "logprobs": {"temperature": 0, "logprobs": 3},
+    "echo": {"temperature": 0, "echo": True},
+}
+SAMPLED = {"temperature": 1.0, "max_tokens": 32, "ignore_eos": True}
+GREEDY = {"temperature": 0, "max_tokens": 32, "ignore_eos": True}
+
+
+@pytest.mark.parametrize(("prompt", "options"), [*product(PROMPTS, OPTIONS)])
+def test_joined_pieces_equal_the_whole(server, prompt, options):
+    body = {"max_tokens": 40, **OPTIONS[options]}
+    whole = server.complete(prompt, **body).json()
+    include = {"include_usage": True}
+    answer = server.complete(prompt, **body, stream=True, stream_options=include)
+    *frames, usage, done = [event[6:] for event in answer.text.split("\n\n") if event]
+    assert joined_texts([*frames, done]) == {
+        choice["index"]: choice["text"] for choice in whole["choices"]
+    }
+    pieces = [choice for frame in frames for choice in json.loads(frame)["choices"]]
+    for choice in whole["choices"]:
+        own = [piece for piece in pieces if piece["index"] == choice["index"]]
+        assert own[-1]["finish_reason"] == choice["finish_reason"]
+        if choice.get("logprobs"):
+            for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+                joined = [item for piece in own for item in piece["logprobs"][name]]
+                assert joined == choice["logprobs"][name]
+    counts = ("prompt_tokens", "completion_tokens", "total_tokens")
+    streamed_usage = json.loads(usage)["usage"]
+    assert [streamed_usage[name] for name in counts] == [whole["usage"][name] for name in counts]
+
+
+def test_a_seed_names_one_answer_wherever_it_runs(server):
+    text = server.text("draw", seed=7, **SAMPLED)
+    assert server.text("draw", seed=7, **SAMPLED) == text
+    assert server.text("draw", seed=8, **SAMPLED) != text
+    neighbours = [
+        Call(partial(server.text, f"{number} neighbour" * number, seed=number, **SAMPLED))
+        for number in range(4)
+    ]
+    unseeded = [Call(partial(server.text, "draw", **SAMPLED)) for _ in range(4)]
+    again = Call(partial(server.text, "draw", seed=7, **SAMPLED))
+    assert again.outcome() == text
+    assert len({call.outcome() for call in (*neighbours, *unseeded)} | {text}) == 9
+
+
+def test_choices_differ_and_a_seed_names_all_of_them(server):
+    def choices(**fields: Any) -> list[str]:
+        answer = server.complete("draw", n=4, **SAMPLED, **fields)
+        return [choice["text"] for choice in answer.json()["choices"]]
+
+    first = choices(seed=7)
+    assert len(set(first)) == 4
+    assert choices(seed=7) == first
+    assert choices(seed=8) != first
+    assert choices() != choices()
+
+
+def ragged(count: int) -> list[str]:
+    return [f"{number} " + "word " * (number * 7 % 50) for number in range(count)]
+
+
+def test_greedy_answers_alone_and_in_a_crowd(server):
+    alone = [server.text(prompt, **GREEDY) for prompt in ragged(16)]
+    calls = [Call(partial(server.text, prompt, **GREEDY)) for prompt in ragged(16)]
+    assert [call.outcome() for call in calls] == alone
+
+
+@pytest.mark.timeout(600)
+def test_greedy_answers_of_the_default_model_in_a_crowd(client, default_server):
+    def ask(prompt: str, max_tokens: int) -> str:
+        answer = client.completions.create(
+            model=default_server.model, prompt=prompt, temperature=0, max_tokens=max_tokens
+        )
+        return answer.choices[0].text
+
+    watched = "Slow water runs deep, and the river"
+    alone = ask(watched, 16)
+    neighbours = [Call(ask, prompt, 8 + number) for number, prompt in enumerate(ragged(15))]
+    again = Call(ask, watched, 16)
+    assert again.outcome() == alone
+    assert all(isinstance(call.outcome(), str) for call in neighbours)

@@ -223,7 +223,7 @@ class RequestState:
     @property
     def num_missing_tokens(self) -> int:
         """Tokens that are known but whose keys and values are not in the cache yet."""
-        return self.num_tokens - self.num_computed
+        return len(self.prompt_ids) + len(self.generated_tokens) - self.num_computed
 
     def token_at(self, position: int) -> int:
         """Return the token at one position, of the prompt or of the answer."""

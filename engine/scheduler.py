@@ -63,6 +63,12 @@ class StepPlan:
         self.scheduled[request.request_id] = share
         self._spend(share, 1)
 
+    def take_row(self, request: RequestState) -> None:
+        """Give a request the one token that it has to compute."""
+        share = ScheduledRequest(request, request.num_computed, 1, True)
+        self.scheduled[request.request_id] = share
+        self.budget -= 1
+
     def take_back(self, request: RequestState) -> None:
         """Undo `take`, if it was called for this request."""
         share = self.scheduled.pop(request.request_id, None)
@@ -231,6 +237,9 @@ class Scheduler:
 
     def _schedule_running(self, plan: StepPlan, request: RequestState) -> None:
         """Give a running request its share, preempting others if blocks run out."""
+        if plan.budget and request.num_missing_tokens == 1 and self.blocks.has_room(request):
+            plan.take_row(request)  # the usual case, and the one that there are many of
+            return
         num_new = plan.num_tokens_for(request)
         if num_new == 0:
             return

@@ -172,6 +172,10 @@ class BlockManager:
             self.pool.free(block_id, is_cached=block_id in self.index)
         request.forget_blocks()
 
+    def has_room(self, request: RequestState) -> bool:
+        """Return whether the block table holds one position more than is computed."""
+        return request.num_computed < len(request.block_ids) * self.page_size
+
     def extend(self, request: RequestState, num_tokens: int) -> bool:
         """Grow the block table to hold this many positions; all or nothing.
 

@@ -26,7 +26,8 @@ from engine.mixin import ContinuousMixin
 from engine.paged_model import PagedModel, load, wrap
 from engine.requests import FinishReason, GenerationOutput, RequestStatus, TokenLogprobs
 from engine.resolve import ResolvedConfig
-from engine.sampling.parameters import SamplingLimits, SamplingParams
+from engine.sampling.options import SamplingLimits
+from engine.sampling.parameters import SamplingParams
 from engine.statistics import EngineStatistics
 
 __all__ = [

@@ -31,7 +31,7 @@ from engine.pause import PauseGate
 from engine.requests import FinishReason, GenerationOutput, RequestState, RequestStatus
 from engine.restarts import RestartBudget
 from engine.runners.eager import Runner
-from engine.sampling.parameters import SamplingLimits
+from engine.sampling.options import SamplingLimits
 from engine.sampling.sampler import Sampler
 from engine.scheduler import Scheduler
 from engine.warm_up import warm_up

@@ -26,7 +26,7 @@ from engine.pause import PauseGate
 from engine.requests import GenerationOutput, RequestState
 from engine.resolve import resolve_config
 from engine.result_store import ResultStore
-from engine.sampling.parameters import SamplingLimits
+from engine.sampling.options import SamplingLimits
 from engine.sampling.unsupported import check_generation_config
 from engine.statistics import EngineStatistics, read_statistics
 from engine.streaming import stream_outputs

@@ -16,7 +16,8 @@ from engine.mailbox import Mailbox
 from engine.prompts import check_prompt
 from engine.requests import RequestState
 from engine.sampling.checks import as_float, as_int
-from engine.sampling.parameters import SamplingLimits, resolve_sampling
+from engine.sampling.options import SamplingLimits
+from engine.sampling.parameters import resolve_sampling
 from engine.sampling.random import MASK_64
 
 MAX_RETURN_SEQUENCES = 1024

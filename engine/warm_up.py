@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 from engine.batch import SampledTokens, ScheduledBatch
 from engine.requests import RequestState
-from engine.sampling.parameters import SamplingLimits, SamplingParams
+from engine.sampling.options import SamplingLimits
+from engine.sampling.parameters import SamplingParams
 from engine.scheduler import Scheduler
 
 WARM_UP_SECONDS = 1.5

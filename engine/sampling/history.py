@@ -86,7 +86,7 @@ class TokenSequence:
         new = self.request.generated_tokens[self._size - len(self.request.prompt_ids) :]
         size = self._size + len(new)
         if size > len(self._ids):
-            self._ids = np.concatenate((self._ids, np.empty_like(self._ids)))
+            self._ids = np.concatenate((self._ids, np.empty(size, dtype=np.int64)))
         self._ids[self._size : size] = new
         self._size = size
 

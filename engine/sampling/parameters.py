@@ -14,9 +14,7 @@ from transformers import GenerationConfig
 
 from engine.errors import InvalidRequestError, PromptTooLongError
 from engine.sampling.checks import as_bias, as_int
-from engine.sampling.options import KNOWN_OPTIONS as KNOWN_OPTIONS
-from engine.sampling.options import Options
-from engine.sampling.options import SamplingLimits as SamplingLimits
+from engine.sampling.options import Options, SamplingLimits
 from engine.sampling.random import MASK_64, derive_seed
 from engine.sampling.stop_strings import StopStrings, make_stop_strings
 from engine.sampling.token_processors import Answer, TokenProcessors, make_processors

@@ -31,6 +31,24 @@ def test_a_place_given_back_can_be_taken():
     assert gate.num_waiting == 0
 
 
+def test_several_places_are_taken_all_or_none():
+    gate = AdmissionGate(4)
+    gate.acquire(3)
+    with pytest.raises(QueueFullError):
+        gate.acquire(2)
+    gate.acquire(1)
+    threads = [threading.Thread(target=gate.acquire_in_turn, args=(2,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    gate.release(1)
+    assert gate.num_waiting == 3
+    gate.release(3)
+    for thread in threads:
+        thread.join()
+    assert gate.num_waiting == 4
+    gate.release(4)
+
+
 def test_zero_means_no_limit_and_still_counts():
     gate = AdmissionGate(0)
     for _ in range(5000):

@@ -19,6 +19,16 @@ def test_mail_is_taken_in_order_and_once():
     assert mailbox.take(wait=False).requests == []
 
 
+def test_several_requests_are_handed_over_all_or_none():
+    mailbox = Mailbox()
+    mailbox.post(make_request("b"))
+    with pytest.raises(DuplicateRequestError, match="'b' is in use"):
+        mailbox.post(make_request("a"), make_request("b"))
+    first, second = make_request("a"), make_request("c")
+    mailbox.post(first, second)
+    assert mailbox.take(wait=False).requests[1:] == [first, second]
+
+
 def test_an_id_is_in_use_from_post_to_forget():
     mailbox = Mailbox()
     mailbox.post(make_request("a"))

@@ -13,10 +13,7 @@ def together(monkeypatch):
     def sample_together(logits, requests, return_logprobs=False):
         step = sampler_module._Step(logits, requests, return_logprobs)
         plans = step._plan(HistoryCache())
-        for greedy in (True, False):
-            alike = [plan for plan in plans if plan.params.greedy is greedy]
-            if alike:
-                step._draw_together(alike)
+        step._draw_in_groups(plans)
         return step.result
 
     return sample_together

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.requests import FinishReason, RequestState, RequestStatus
-from engine.sampling.history import HistoryCache, TokenHistory
+from engine.sampling.history import HistoryCache, TokenHistory, TokenSequence
 from engine.sampling.parameters import SamplingParams
 
 VOCAB = 500
@@ -49,6 +49,28 @@ def test_growing_keeps_what_was_counted():
     request.generated_tokens.extend(range(10, 400))
     history.catch_up()
     assert as_dict(history) == {1: 0, 2: 0, 7: 2, **dict.fromkeys(range(10, 400), 1)}
+
+
+@given(tokens, st.lists(tokens, max_size=4))
+def test_a_sequence_is_all_tokens_after_every_step(prompt, steps):
+    request = state(prompt=prompt, output=(3,))
+    sequence = TokenSequence(request)
+    for step in steps:
+        request.generated_tokens.extend(step)
+        sequence.catch_up()
+        assert sequence.token_ids.tolist() == [*prompt, *request.generated_tokens]
+
+
+def test_a_sequence_is_kept_and_dropped_as_a_history_is():
+    cache, request = HistoryCache(), state(output=[7])
+    assert cache.sequence(request).tolist() == [1, 2, 7]
+    assert cache.sequence(state(output=[8])).tolist() == [1, 2, 8]
+    cache.get(request, VOCAB)
+    assert len(cache) == 1
+    cache.sequence(request)
+    request.finish(RequestStatus.FINISHED, FinishReason.STOP)
+    cache.drop_ended()
+    assert len(cache) == 0
 
 
 def test_a_history_is_built_once_and_caught_up():

@@ -9,13 +9,8 @@ from hypothesis import strategies as st
 from transformers import GenerationConfig
 
 from engine.errors import ClientError, InvalidRequestError, PromptTooLongError
-from engine.sampling.parameters import (
-    DEFAULT_TOP_K,
-    KNOWN_OPTIONS,
-    SamplingLimits,
-    SamplingParams,
-    resolve_sampling,
-)
+from engine.sampling.options import KNOWN_OPTIONS, SamplingLimits
+from engine.sampling.parameters import DEFAULT_TOP_K, SamplingParams, resolve_sampling
 
 LIMITS = SamplingLimits(vocab_size=100, max_model_tokens=64, seed=1)
 
@@ -262,11 +257,24 @@ def test_a_minimum_above_the_maximum_is_refused():
 
 @pytest.mark.parametrize(
     ("config", "expected"),
-    [({"min_new_tokens": 3}, 3), ({"min_new_tokens": 9}, 5), ({"min_length": 7}, 3)],
+    [
+        ({"min_new_tokens": 3}, 3),
+        ({"min_new_tokens": 9}, 5),
+        ({"min_length": 7}, 3),
+        ({"min_length": 2}, 0),
+        ({"min_length": 7, "min_new_tokens": 1}, 1),
+    ],
 )
 def test_a_default_minimum_is_cut_to_the_answer(config, expected):
     config = GenerationConfig(**config)
     assert resolve({"max_new_tokens": 5}, config).min_new_tokens == expected
+
+
+@pytest.mark.parametrize(("length", "expected"), [(0, 0), (4, 0), (6, 2), (60, 5)])
+def test_a_least_length_counts_the_prompt_and_wins_over_the_configuration(length, expected):
+    config = GenerationConfig(min_new_tokens=1, min_length=9)
+    options = {"min_length": length, "max_new_tokens": 5}
+    assert resolve(options, config).min_new_tokens == expected
 
 
 # Seeds

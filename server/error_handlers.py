@@ -61,12 +61,12 @@ class ErrorMapping:
 
     status: int
     type: str
-    code: str | None
+    code: str
     message: str | None = None
 
 
 _UNSUPPORTED = ErrorMapping(500, "server_error", "internal_error", INTERNAL_MESSAGE)
-_INVALID = ErrorMapping(400, "invalid_request_error", None)
+_INVALID = ErrorMapping(400, "invalid_request_error", "invalid_value")
 
 ERROR_TABLE: Mapping[type[EngineError], ErrorMapping] = {
     InvalidRequestError: _INVALID,

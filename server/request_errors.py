@@ -11,11 +11,16 @@ class RequestError(Exception):
     Attributes:
         status: The HTTP status.
         param: Path of the field that is wrong, if it is one.
-        code: A slug for programs, if there is one.
+        code: A slug for programs.
     """
 
     def __init__(
-        self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str = "invalid_value",
+        status: int = 400,
     ) -> None:
         """Store the text and what it is about."""
         super().__init__(message)

@@ -208,6 +208,19 @@ def test_a_prompt_that_is_too_long_names_both_numbers(server, stream):
     assert (text.status_code, text.json()["error"]["code"]) == (400, "context_length_exceeded")
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [{"n": 10**21}, {"logit_bias": {"9999999": 1}}, {"stop_token_ids": [9999999]}],
+    ids=str,
+)
+def test_values_outside_what_is_served_have_a_code(server, fields):
+    """Some are refused by the limits of the server and some by the engine."""
+    refused = server.complete("hi", **fields)
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"]) == (400, next(iter(fields)))
+    assert error["code"] == "invalid_value"
+
+
 def test_an_answer_ends_at_the_models_last_position(server):
     limit = server.manager.resolved_config.max_model_tokens
     for stream in (False, True):

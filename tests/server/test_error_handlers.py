@@ -31,8 +31,8 @@ def test_the_table_is_complete_and_holds_nothing_else():
 @pytest.mark.parametrize(
     ("error", "status", "code", "param"),
     [
-        (InvalidRequestError("bad", param="top_k"), 400, None, "top_k"),
-        (InvalidRequestError("bad", param="input_ids"), 400, None, "prompt"),
+        (InvalidRequestError("bad", param="top_k"), 400, "invalid_value", "top_k"),
+        (InvalidRequestError("bad", param="input_ids"), 400, "invalid_value", "prompt"),
         (
             PromptTooLongError(num_prompt_tokens=9, num_new_tokens=None, max_model_tokens=8),
             400,

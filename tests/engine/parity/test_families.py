@@ -23,7 +23,7 @@ from tests.engine.parity.grid import (
 from tests.engine.parity.more_families import MORE_FAMILIES
 from tests.engine.parity.subject import Subject
 
-NUM_SETTINGS_PER_FAMILY = 3
+NUM_SETTINGS_PER_FAMILY = 2
 
 
 def normal_cases() -> list[tuple[str, Settings, bool]]:

@@ -129,6 +129,7 @@ def run(app: FastAPI, settings: ServerSettings, on_listening: Callable[[str, int
         # full collection was half the time of rendering a token.
         gc.collect()
         gc.freeze()
+        gc.enable()
         on_listening(host, port)
 
     server = make_server(app, settings, ready)

@@ -1,5 +1,6 @@
 """The command as a user meets it: help that comes at once, and errors in one line."""
 
+import gc
 import json
 import socket
 import subprocess
@@ -107,6 +108,7 @@ def test_what_keeps_a_server_from_starting_is_one_line(
     monkeypatch.setattr("server.launch.configure_logging", lambda level: None)
     filled = [argument.replace("{tiny}", str(tiny_model_folder)) for argument in arguments]
     assert main(["serve", "--port", "0", *filled]) == status
+    assert gc.isenabled()
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("slipstream: ")
     assert message in last

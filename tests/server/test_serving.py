@@ -14,12 +14,14 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
+import gc
 import sys
 from server.app import create_app
 from server.serving import run
 from server.settings import ServerSettings, Settings
 from tests.server.fakes import FakeManager, FakeModel, make_byte_level_tokenizer
 
+gc.disable()  # as the command does
 drain_seconds, port = float(sys.argv[1]), int(sys.argv[2])
 tokenizer = make_byte_level_tokenizer()
 manager = FakeManager(
@@ -30,6 +32,7 @@ settings = Settings(server=ServerSettings(port=port, shutdown_timeout_seconds=dr
 app = create_app(settings, FakeModel(), manager, tokenizer)
 
 def on_listening(host, port):
+    assert gc.isenabled()
     print(port, flush=True)
 
 sys.exit(run(app, settings.server, on_listening))

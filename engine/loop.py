@@ -338,6 +338,9 @@ def _detach(request: RequestState) -> None:
     """Put a request back to where it was before anything was computed of it."""
     request.status = RequestStatus.PENDING
     request.forget_blocks()
+    # What was swapped out lies in host blocks that the next scheduler knows nothing of.
+    request.host_block_ids.clear()
+    request.num_saved = 0
 
 
 def _request_failure(error: Exception) -> EngineError:

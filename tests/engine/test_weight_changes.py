@@ -106,6 +106,28 @@ def test_a_running_request_goes_on_with_the_new_weights_alone(manager, model, ch
     assert last.num_preemptions == 1
 
 
+def test_what_was_swapped_to_the_host_is_forgotten_too(model):
+    """Keys saved under the old weights must not come back under the new ones."""
+    config = ContinuousBatchingConfig(
+        num_blocks=8, page_size=16, cpu_offload_space=0.01, safety_margin=0.0
+    )
+    manager = model.init_continuous_batching(GenerationConfig(), continuous_batching_config=config)
+    manager.start()
+    ids = [manager.add_request([n, n + 1], max_new_tokens=60) for n in range(4)]
+    until(lambda: manager.statistics().num_swapped_out > 0)
+    with manager.pause():
+        requests = manager._thread.loop._requests
+        counts = {name: len(requests[name].generated_tokens) for name in ids if name in requests}
+        in_place(model)
+    answers = {name: manager.get_result(name).generated_tokens for name in ids}
+    for number, (name, answer) in enumerate(answers.items()):
+        count = counts.get(name, 60)
+        rest = answer[count : count + 5]
+        assert rest == expected(model, [number, number + 1, *answer[:count]], len(rest))
+    manager.stop()
+    manager.destroy()
+
+
 def test_weights_changed_between_two_sessions_are_noticed(manager, model):
     ask(manager)
     manager.stop(keep_for_next_session=True)

@@ -302,7 +302,9 @@ def _step_bytes(model: CausalLM, max_batch_tokens: int, max_requests: int) -> in
     """
     config = model.text_config
     hidden = int(getattr(config, "hidden_size", 0) or 0)
-    widened = int(getattr(config, "intermediate_size", 0) or 4 * hidden)
+    widened = getattr(config, "intermediate_size", 0) or 4 * hidden
+    # Some models name a width for each layer.
+    widened = max(widened) if isinstance(widened, list | tuple) else int(widened)
     logits = max_requests * model.vocab_size * (model.dtype.itemsize + 8)
     activations = max_batch_tokens * (8 * hidden + 3 * widened) * model.dtype.itemsize
     return logits + activations

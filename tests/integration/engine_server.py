@@ -202,11 +202,11 @@ class Connection:
             assert abruptly, "the server reset the connection"
 
 
-def run_clients(main: Awaitable[Result]) -> Result:
+def run_clients(main: Awaitable[Result], seconds: float = DEADLINE_SECONDS) -> Result:
     """Run the clients of a test on an event loop of their own, within a time limit."""
 
     async def limited() -> Result:
-        return await asyncio.wait_for(main, DEADLINE_SECONDS)
+        return await asyncio.wait_for(main, seconds)
 
     return asyncio.run(limited())
 

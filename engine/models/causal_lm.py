@@ -6,7 +6,6 @@ pause, a stop) it is an ordinary model again.
 """
 
 import inspect
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,6 +17,7 @@ from engine.errors import UnsupportedModelError
 from engine.models.fusion import find_replacements
 from engine.models.positions import known_positions
 from engine.models.replacement import in_place
+from engine.models.turns import Turn
 
 
 class CausalLM:
@@ -47,18 +47,21 @@ class CausalLM:
             )
         hf_model.train(False)
         self._max_model_tokens = max_model_tokens
-        # Two engines on one model take turns: a forward's attention hangs on the model's modules.
-        self._turn = threading.Lock()
         self.hf_model = hf_model
         self._configs = _distinct_configs(hf_model)
+        # Two engines on one model take turns: what they change belongs to the model.
+        self._turn = Turn([*hf_model.modules(), *self._configs])
         # Decoder layers carry a layer_idx too; marking them as well is harmless.
         self._layers = [m for m in hf_model.modules() if m.__dict__.get("layer_idx") is not None]
         parameters = inspect.signature(hf_model.forward).parameters
         self._takes_logits_to_keep = "logits_to_keep" in parameters
         self.use_kernels = use_kernels
-        self.replacements = (
-            find_replacements(hf_model, self._attention_switched) if use_kernels else []
-        )
+        # Names of the attention backends whose logits were compared with the model's own.
+        self.checked_attention: set[str] = set()
+        with self._turn.taken():
+            self.replacements = (
+                find_replacements(hf_model, self._attention_switched) if use_kernels else []
+            )
 
     @property
     def device(self) -> torch.device:
@@ -111,7 +114,7 @@ class CausalLM:
         """
         options = {"logits_to_keep": sample_indices} if self._takes_logits_to_keep else {}
         with (
-            self._turn,
+            self._turn.taken(),
             torch.inference_mode(),
             self._attention_switched(attention),
             in_place(self.replacements),
@@ -121,6 +124,19 @@ class CausalLM:
             )
         logits: torch.Tensor = output.logits[0]
         return logits if self._takes_logits_to_keep else logits[sample_indices]
+
+    def own_logits(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Return the logits that the model gives without us, in its turn.
+
+        Args:
+            input_ids: [1, T] int64.
+
+        Returns:
+            [T, V] in the model's dtype.
+        """
+        with self._turn.taken(), torch.inference_mode():
+            logits: torch.Tensor = self.hf_model(input_ids=input_ids, use_cache=False).logits[0]
+        return logits
 
     @contextmanager
     def _attention_switched(self, attention: StepAttention) -> Iterator[None]:

@@ -41,15 +41,25 @@ def rotate(
 
     Args:
         library: The kernels.
-        heads: [T, H, D]; a row's heads lie side by side, rows may be apart.
+        heads: [T, H, D], D even; a row's heads lie side by side, rows may be apart.
         cosines: [T, D].
-        sines: [T, D], strided like the cosines.
+        sines: [T, D].
 
     Returns:
         [T, H, D] contiguous.
+
+    Raises:
+        ValueError: The angles are not those of whole heads of these rows.
     """
     rows, count, width = heads.shape
     assert heads.stride()[1:] == (width, 1)
+    if cosines.shape != (rows, width) or sines.shape != (rows, width) or width % 2:
+        raise ValueError(
+            f"{rows} rows of heads {width} wide are turned by angles of the shapes "
+            f"{tuple(cosines.shape)} and {tuple(sines.shape)}"
+        )
+    if cosines.stride() != sines.stride() or cosines.stride(1) != 1:
+        cosines, sines = cosines.contiguous(), sines.contiguous()
     y = torch.empty(rows, count, width)
     library.rotate(
         heads.data_ptr(),

@@ -13,9 +13,12 @@ from transformers import (
     NemotronConfig,
     Olmo2Config,
     OlmoConfig,
+    PersimmonConfig,
     Phi3Config,
     PhiConfig,
+    PreTrainedConfig,
     Qwen3Config,
+    StableLmConfig,
 )
 
 from engine.models import fused_layers
@@ -80,21 +83,25 @@ def test_a_replacement_that_computes_something_else_is_left_out(monkeypatch, nam
     assert self_check(model, probe_geometry(model)) < 1e-5
 
 
-PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+MOE = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+PARTLY_TURNED: list[tuple[type[PreTrainedConfig], dict[str, Any]]] = [
+    (NemotronConfig, {}),
+    (Glm4MoeConfig, MOE),
+    (PhiConfig, {}),
+    (StableLmConfig, {}),
+    (PersimmonConfig, {}),
+    (Phi3Config, {}),
+]
 
 
+@pytest.mark.parametrize("share", [0.25, 0.5, 0.75])
 @pytest.mark.parametrize(
-    "config",
-    [
-        NemotronConfig(**SIZES, rope_parameters=PARTIAL),
-        Glm4MoeConfig(**SIZES, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=16),
-        PhiConfig(**SIZES, rope_parameters=PARTIAL),
-    ],
-    ids=lambda config: config.model_type,
+    ("kind", "options"), PARTLY_TURNED, ids=[kind.model_type for kind, _ in PARTLY_TURNED]
 )
-def test_a_rotation_of_a_part_of_a_head_is_not_fused(config):
+def test_a_rotation_of_a_part_of_a_head_is_not_fused(kind, options, share):
     """The kernel turns whole heads, and would read angles that are not there."""
-    model = CausalLM(make(config))
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": share}
+    model = CausalLM(make(kind(**SIZES, **options, rope_parameters=rope)))
     assert kinds(model)[1] == 0
     assert self_check(model, probe_geometry(model)) < 1e-5
 

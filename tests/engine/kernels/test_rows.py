@@ -1,0 +1,57 @@
+"""Rotary positions: right for whole heads, refused where the angles are those of something else."""
+
+import pytest
+import torch
+
+from engine.kernels.cpu.library import load_library
+from engine.kernels.cpu.rows import rotate
+
+
+@pytest.fixture
+def library():
+    library = load_library()
+    if library is None:
+        pytest.skip("there is no compiler for kernels")
+    return library
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
+def turned(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+    first, second = heads.chunk(2, dim=-1)
+    halves = torch.cat((-second, first), dim=-1)
+    return heads * cosines[:, None] + halves * sines[:, None]
+
+
+@pytest.mark.parametrize("width", [2, 6, 64, 80])
+def test_heads_are_turned_by_their_rows_angles(width, library):
+    heads, angles = random(5, 3, width), random(5, width)
+    cosines, sines = angles.cos(), angles.sin()
+    expected = turned(heads, cosines, sines)
+    torch.testing.assert_close(rotate(library, heads, cosines, sines), expected)
+    wide = torch.cat((sines, cosines), dim=1)  # angles that lie in one tensor, rows apart
+    strided = rotate(library, heads, wide[:, width:], sines)
+    torch.testing.assert_close(strided, expected)
+    flipped = rotate(library, heads, cosines.T.contiguous().T, sines.T.contiguous().T)
+    torch.testing.assert_close(flipped, expected)
+
+
+@pytest.mark.parametrize(
+    ("heads", "cosines", "sines"),
+    [
+        ((5, 3, 8), (5, 4), (5, 4)),  # a part of a head
+        ((5, 3, 8), (5, 4), (5, 8)),
+        ((5, 3, 8), (5, 8), (5, 4)),
+        ((5, 3, 8), (5, 16), (5, 16)),
+        ((5, 3, 8), (1, 8), (1, 8)),  # angles for one row
+        ((5, 3, 8), (8,), (8,)),
+        ((5, 3, 7), (5, 7), (5, 7)),  # no halves
+    ],
+    ids=str,
+)
+def test_angles_that_are_not_those_of_whole_heads_are_refused(heads, cosines, sines, library):
+    """The kernel would read beyond them, or leave what it does not turn unwritten."""
+    with pytest.raises(ValueError, match="angles of the shapes"):
+        rotate(library, random(*heads), random(*cosines), random(*sines))

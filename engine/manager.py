@@ -19,7 +19,7 @@ from engine.faults import FaultPoints
 from engine.loop import Channels, EngineLoop
 from engine.mailbox import Mailbox
 from engine.models.causal_lm import CausalLM
-from engine.models.probe import probe_geometry
+from engine.models.probe import probe_geometry, self_check
 from engine.models.servable import ServableModel
 from engine.output_router import OutputRouter, ResultHandler
 from engine.pause import PauseGate
@@ -60,6 +60,7 @@ class ContinuousBatchingManager:
         Raises:
             UnsupportedConfigError: A setting cannot be honoured.
             CacheTooSmallError: The memory left holds too few blocks.
+            UnsupportedModelError: The model says something else with the attention chosen here.
         """
         check_generation_config(
             generation_config, continuous_batching_config.drop_unsupported_processors
@@ -72,6 +73,9 @@ class ContinuousBatchingManager:
             model.causal_lm,
             model.geometry,
         )
+        attention = self.resolved_config.attention
+        if attention.name not in model.causal_lm.checked_attention:
+            self_check(model.causal_lm, model.geometry, attention)
         self.limits = SamplingLimits(
             vocab_size=model.causal_lm.vocab_size,
             max_model_tokens=self.resolved_config.max_model_tokens,

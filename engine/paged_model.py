@@ -4,6 +4,7 @@ Runs on the caller's thread. Composition: the Hugging Face model stays what it i
 can be used as before whenever no forward of the engine runs.
 """
 
+import logging
 from pathlib import Path
 
 import torch
@@ -12,7 +13,9 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 from engine.mixin import ContinuousMixin
 from engine.models.causal_lm import CausalLM
 from engine.models.loading import load_hf_model
-from engine.models.probe import probe_geometry, self_check
+from engine.models.probe import ModelGeometry, probe_geometry, self_check
+
+logger = logging.getLogger(__name__)
 
 
 class PagedModel(ContinuousMixin):
@@ -43,11 +46,9 @@ class PagedModel(ContinuousMixin):
             UnsupportedModelError: Its attention is of another kind.
         """
         self.hf_model = hf_model
-        self.causal_lm = CausalLM(
-            hf_model, max_model_tokens=max_model_tokens, use_kernels=use_kernels
+        self.causal_lm, self.geometry, self.self_check_error = _take_over(
+            hf_model, max_model_tokens, use_kernels=use_kernels
         )
-        self.geometry = probe_geometry(self.causal_lm)
-        self.self_check_error = self_check(self.causal_lm, self.geometry)
         self.generation_config: GenerationConfig = hf_model.generation_config
 
     @property
@@ -74,6 +75,22 @@ class PagedModel(ContinuousMixin):
     def max_model_tokens(self) -> int | None:
         """Positions one request may use; None if the configuration does not say."""
         return self.causal_lm.max_model_tokens
+
+
+def _take_over(
+    hf_model: PreTrainedModel, max_model_tokens: int | None, *, use_kernels: bool
+) -> tuple[CausalLM, ModelGeometry, float]:
+    """Probe and check a model; one that goes wrong with kernels is taken without them."""
+    model = CausalLM(hf_model, max_model_tokens=max_model_tokens, use_kernels=use_kernels)
+    try:
+        geometry = probe_geometry(model)
+        return model, geometry, self_check(model, geometry)
+    except Exception as failure:
+        if not use_kernels:
+            raise
+        taken = _take_over(hf_model, max_model_tokens, use_kernels=False)
+        logger.warning("the kernels are not used for this model: %s", failure)
+        return taken
 
 
 def wrap(

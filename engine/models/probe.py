@@ -11,7 +11,7 @@ import torch
 
 from engine.attention.interface import AttentionOptions
 from engine.attention.paged_attention import PagedAttention
-from engine.attention.torch_reference import TorchReferenceBackend
+from engine.attention.select_backend import BackendChoice, choose_backend, make_backend
 from engine.batch import BatchInputs
 from engine.cache.paged_cache import PagedCache
 from engine.cache.sizing import LayerGeometry
@@ -23,6 +23,7 @@ from engine.models.causal_lm import CausalLM
 SERVABLE_LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "sparse", "dense"})
 
 SELF_CHECK_PAGE_SIZE = 4
+FLASH_PAGE_SIZE = 256  # the smallest that flash-attn reads
 
 
 class _GeometryRecorder:
@@ -91,8 +92,27 @@ def probe_geometry(model: CausalLM) -> ModelGeometry:
     return ModelGeometry(recorder)
 
 
-def self_check(model: CausalLM, geometry: ModelGeometry) -> float:
+def default_attention(model: CausalLM, geometry: ModelGeometry) -> BackendChoice:
+    """Return the backend that runs under a configuration that does not say otherwise."""
+    return choose_backend(
+        model.device,
+        model.dtype,
+        FLASH_PAGE_SIZE,
+        allow_flash=True,
+        has_sinks=geometry.has_sinks,
+        use_kernels=model.use_kernels,
+    )
+
+
+def self_check(
+    model: CausalLM, geometry: ModelGeometry, attention: BackendChoice | None = None
+) -> float:
     """Compare packed, paged logits of two short prompts with the model's own forward.
+
+    Args:
+        model: Computes both.
+        geometry: Its attention layers.
+        attention: The backend to check; None takes the one that runs by default.
 
     Returns:
         The largest difference, relative to the largest logit.
@@ -101,12 +121,12 @@ def self_check(model: CausalLM, geometry: ModelGeometry) -> float:
         UnsupportedModelError: They differ by more than the dtype explains.
     """
     prompts = _check_prompts(model.vocab_size)
-    packed = _paged_logits(model, geometry, prompts)
+    attention = attention or default_attention(model, geometry)
+    packed = _paged_logits(model, geometry, prompts, attention)
     differences = []
     for prompt, logits in zip(prompts, packed, strict=True):
         ids = torch.tensor([prompt], device=model.device)
-        with torch.inference_mode():
-            own = model.hf_model(input_ids=ids, use_cache=False).logits[0, -1].float()
+        own = model.own_logits(ids)[-1].float()
         scale = float(own.abs().max()) or 1.0
         differences.append(float((own - logits.float()).abs().max()) / scale)
     # Not Python's max, which passes over NaN.
@@ -119,6 +139,7 @@ def self_check(model: CausalLM, geometry: ModelGeometry) -> float:
             f"{type(model.hf_model).__name__} gives other logits over a paged cache than by "
             f"itself: they differ by {worst:.2g} of the largest, more than {tolerance:.0e}"
         )
+    model.checked_attention.add(attention.name)
     return worst
 
 
@@ -128,10 +149,13 @@ def _check_prompts(vocab_size: int) -> list[list[int]]:
 
 
 def _paged_logits(
-    model: CausalLM, geometry: ModelGeometry, prompts: Sequence[Sequence[int]]
+    model: CausalLM,
+    geometry: ModelGeometry,
+    prompts: Sequence[Sequence[int]],
+    choice: BackendChoice,
 ) -> torch.Tensor:
     """Return [2, V]: the prompts packed into one forward over interleaved blocks."""
-    page = SELF_CHECK_PAGE_SIZE
+    page = FLASH_PAGE_SIZE if choice.name == "flash" else SELF_CHECK_PAGE_SIZE
     tables = [[0, 2, 4], [1, 3, 0]]
     cache = PagedCache(geometry.layers, 5, page, dtype=model.dtype, device=model.device)
     lengths = [len(prompt) for prompt in prompts]
@@ -153,6 +177,6 @@ def _paged_logits(
         context_lengths=lengths,
         sample_indices=on_device([lengths[0] - 1, sum(lengths) - 1]),
     )
-    attention = PagedAttention(cache, TorchReferenceBackend(page), geometry.layer_indices)
+    attention = PagedAttention(cache, make_backend(choice, page), geometry.layer_indices)
     attention.begin_step(inputs)
     return model.forward(inputs.input_ids, inputs.position_ids, inputs.sample_indices, attention)

@@ -147,7 +147,7 @@ def test_the_self_check_sees_a_neighbours_keys(kind, monkeypatch):
     torch.manual_seed(0)
     model = MODELS_WITH_NEIGHBOURS[kind]()
     engine.wrap(model)
-    monkeypatch.setattr("engine.models.probe.TorchReferenceBackend", NeighbourBackend)
+    monkeypatch.setattr("engine.models.probe.make_backend", lambda _, page: NeighbourBackend(page))
     with pytest.raises(UnsupportedModelError, match="differ by"):
         engine.wrap(model)
 
@@ -160,7 +160,7 @@ class NotANumberBackend(TorchReferenceBackend):
 
 
 def test_the_self_check_sees_what_is_not_a_number(monkeypatch):
-    monkeypatch.setattr("engine.models.probe.TorchReferenceBackend", NotANumberBackend)
+    monkeypatch.setattr("engine.models.probe.make_backend", lambda _, page: NotANumberBackend(page))
     with pytest.raises(UnsupportedModelError, match="differ by nan"):
         engine.wrap(make_family("llama"))
 

@@ -19,7 +19,7 @@ from engine.faults import FaultPoints
 from engine.loop import Channels, EngineLoop
 from engine.mailbox import Mailbox
 from engine.models.causal_lm import CausalLM
-from engine.models.probe import probe_geometry, self_check
+from engine.models.probe import check_once, probe_geometry
 from engine.models.servable import ServableModel
 from engine.output_router import OutputRouter, ResultHandler
 from engine.pause import PauseGate
@@ -73,30 +73,23 @@ class ContinuousBatchingManager:
             model.causal_lm,
             model.geometry,
         )
-        attention = self.resolved_config.attention
-        if attention.name not in model.causal_lm.checked_attention:
-            self_check(model.causal_lm, model.geometry, attention)
+        check_once(model.causal_lm, model.geometry, self.resolved_config.attention)
         self.limits = SamplingLimits(
             vocab_size=model.causal_lm.vocab_size,
             max_model_tokens=self.resolved_config.max_model_tokens,
             seed=self.resolved_config.seed,
         )
         self.warmed_up = False
-        mailbox = Mailbox()
-        self._mailbox = mailbox
-        self._store = ResultStore()
-        faults = FaultPoints()
-        self._router = OutputRouter(self._store, faults)
-        self._pause = PauseGate(mailbox.poke)
-        gate = AdmissionGate(self.resolved_config.max_queue_size)
+        self._channels = channels = _make_channels(self.resolved_config.max_queue_size)
+        self._mailbox, self._router = channels.mailbox, channels.router
+        self._store, self._pause = channels.router.store, channels.pause
         self._submitter = Submitter(
             generation_config,
             self.limits,
-            mailbox,
-            gate,
+            mailbox=channels.mailbox,
+            gate=channels.gate,
             has_priorities=self.resolved_config.scheduler_type == "priority",
         )
-        self._channels = Channels(mailbox, gate, self._pause, self._router, faults)
         self._thread = EngineThread(self._build_loop, self._channels)
 
     def add_request(
@@ -381,3 +374,11 @@ class ContinuousBatchingManager:
 
     def _any_may_come(self) -> bool:
         return self._thread.is_turning and self._mailbox.num_live > 0
+
+
+def _make_channels(max_queue_size: int) -> Channels:
+    """Make what callers and the engine thread share."""
+    mailbox, faults = Mailbox(), FaultPoints()
+    router = OutputRouter(ResultStore(), faults)
+    gate = AdmissionGate(max_queue_size)
+    return Channels(mailbox, gate, PauseGate(mailbox.poke), router, faults)

@@ -143,6 +143,12 @@ def self_check(
     return worst
 
 
+def check_once(model: CausalLM, geometry: ModelGeometry, attention: BackendChoice) -> None:
+    """Check a backend unless that was done before; see `self_check`."""
+    if attention.name not in model.checked_attention:
+        self_check(model, geometry, attention)
+
+
 def _check_prompts(vocab_size: int) -> list[list[int]]:
     """Two prompts of different lengths with ids from all over the vocabulary."""
     return [[(7919 * i + 13 * n) % vocab_size for i in range(1, n + 1)] for n in (9, 6)]

@@ -16,6 +16,7 @@ from api_schemas.chat import (
 )
 from api_schemas.completions import Completion, CompletionChoice, CompletionRequest
 from api_schemas.errors import ErrorObject, ErrorResponse
+from api_schemas.field_support import FieldSupport, Handling
 from api_schemas.generation import (
     ChatLogprobs,
     CompletionLogprobs,
@@ -29,11 +30,23 @@ from api_schemas.generation import (
     Usage,
 )
 from api_schemas.models import ModelCard, ModelList
-from api_schemas.support import CHAT_FIELDS, COMPLETION_FIELDS, FieldSupport, Handling
+from api_schemas.requests import CancelledRequests
+from api_schemas.support import CHAT_FIELDS, COMPLETION_FIELDS
+from api_schemas.tokenization import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    RenderResponse,
+    TokenizeChatRequest,
+    TokenizeResponse,
+    TokenizerInfo,
+    TokenizeTextRequest,
+    parse_tokenize_request,
+)
 
 __all__ = [
     "CHAT_FIELDS",
     "COMPLETION_FIELDS",
+    "CancelledRequests",
     "ChatAnswer",
     "ChatChoice",
     "ChatChunkChoice",
@@ -48,6 +61,8 @@ __all__ = [
     "CompletionLogprobs",
     "CompletionRequest",
     "CompletionTokensDetails",
+    "DetokenizeRequest",
+    "DetokenizeResponse",
     "ErrorObject",
     "ErrorResponse",
     "FieldSupport",
@@ -56,11 +71,17 @@ __all__ = [
     "ModelCard",
     "ModelList",
     "PromptTokensDetails",
+    "RenderResponse",
     "RequestModel",
     "SamplingFields",
     "StreamOptions",
     "TokenLogprob",
+    "TokenizeChatRequest",
+    "TokenizeResponse",
+    "TokenizeTextRequest",
+    "TokenizerInfo",
     "TopLogprob",
     "Usage",
     "WireModel",
+    "parse_tokenize_request",
 ]

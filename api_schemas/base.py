@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 from pydantic_core import PydanticCustomError
 
-from api_schemas.support import FieldSupport, Handling
+from api_schemas.field_support import FieldSupport, Handling
 
 # JSON numbers and booleans are not converted into each other: `true` is no number, "1" neither.
 Integer = Annotated[int, Strict()]

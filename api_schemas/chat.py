@@ -9,8 +9,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from api_schemas.base import Boolean, Integer, RequestModel, WireModel, field_error
+from api_schemas.field_support import FieldSupport
 from api_schemas.generation import ChatLogprobs, FinishReason, SamplingFields, Usage
-from api_schemas.support import CHAT_FIELDS, FieldSupport
+from api_schemas.support import CHAT_FIELDS
 
 # These would replace what the request and the server say by other means.
 RESERVED_TEMPLATE_NAMES = frozenset(

@@ -8,8 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
 from api_schemas.base import Boolean, Integer, WireModel, field_error
+from api_schemas.field_support import FieldSupport
 from api_schemas.generation import CompletionLogprobs, FinishReason, SamplingFields, Usage
-from api_schemas.support import COMPLETION_FIELDS, FieldSupport
+from api_schemas.support import COMPLETION_FIELDS
 
 Prompts = list[str] | list[list[int]]
 

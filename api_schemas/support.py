@@ -4,50 +4,10 @@ The request models read these tables, so a field can't be documented one way and
 `docs/compatibility.md` is generated from them. Data only.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from enum import Enum
-from typing import Any
-
-
-class Handling(Enum):
-    """What the server does with a field."""
-
-    SUPPORTED = "supported"
-    REFUSED = "refused"
-    IGNORED = "ignored"
-
-
-@dataclass(frozen=True, slots=True)
-class FieldSupport:
-    """One field of a request.
-
-    Attributes:
-        name: Its name on the wire.
-        handling: What the server does with it.
-        note: What is particular about it, for the reader of the documentation.
-        neutral: Values of a refused field that ask for nothing and pass.
-        hint: What a client that is refused can do instead; begins with a blank.
-    """
-
-    name: str
-    handling: Handling
-    note: str = ""
-    neutral: tuple[Any, ...] = ()
-    hint: str = ""
-
-
-def _supported(**notes: str) -> Iterable[FieldSupport]:
-    return (FieldSupport(name, Handling.SUPPORTED, note) for name, note in notes.items())
-
-
-def _ignored(note: str, *names: str) -> Iterable[FieldSupport]:
-    return (FieldSupport(name, Handling.IGNORED, note) for name in names)
-
-
-def _refused(name: str, *neutral: Any, note: str = "", hint: str = "") -> FieldSupport:
-    return FieldSupport(name, Handling.REFUSED, note, neutral, hint)
-
+from api_schemas.field_support import FieldSupport
+from api_schemas.field_support import ignored as _ignored
+from api_schemas.field_support import refused as _refused
+from api_schemas.field_support import supported as _supported
 
 SHARED_FIELDS: tuple[FieldSupport, ...] = (
     *_supported(

@@ -15,7 +15,8 @@ from dataclasses import fields
 from pathlib import Path
 
 import engine
-from api_schemas.support import CHAT_FIELDS, COMPLETION_FIELDS, FieldSupport
+from api_schemas import FieldSupport, RequestModel
+from api_schemas.endpoints import REQUEST_BODIES
 from engine.config_checks import REFUSED_FIELDS
 
 PAGE = Path(__file__).parents[1] / "docs" / "compatibility.md"
@@ -146,13 +147,29 @@ def wire_rows(table: Iterable[FieldSupport]) -> Iterable[tuple[str, str, str]]:
         yield f"`{field.name}`", field.handling.value, note
 
 
+def wire_sections() -> Iterable[tuple[str, tuple[str, ...], Iterable[tuple[str, str, str]]]]:
+    """Yield a section for each request body; routes that take the same one share it.
+
+    What a body has from that of another route is not repeated.
+    """
+    routes: dict[type[RequestModel], list[str]] = {}
+    for route, body in REQUEST_BODIES:
+        routes.setdefault(body, []).append(route)
+    forms = [route for route, _ in REQUEST_BODIES]
+    for body, names in routes.items():
+        title = ", ".join(f"`{name}`" for name in names)
+        if forms.count(names[0]) > 1:
+            title += f", as `{body.__name__}`"
+        inherited = [row for base in body.__mro__[1:] if base in routes for row in base.support]
+        yield title, ("field", "", "note"), wire_rows(r for r in body.support if r not in inherited)
+
+
 def render() -> str:
     """Return the page."""
     sections = (
         ("Engine: entry points and manager", ("item", "", "differs"), entry_rows()),
         ("Engine: configuration", ("field", "", "note"), config_rows()),
-        ("`POST /v1/chat/completions`", ("field", "", "note"), wire_rows(CHAT_FIELDS)),
-        ("`POST /v1/completions`", ("field", "", "note"), wire_rows(COMPLETION_FIELDS)),
+        *wire_sections(),
     )
     parts = [HEAD]
     for title, columns, rows in sections:

@@ -18,7 +18,7 @@ from server.disconnect import run_while_connected
 from server.generation import Generation
 from server.rendering.answer import AnswerHead, AnswerRenderer
 from server.sse import EventStream, frame
-from server.state import ServerState
+from server.state import REQUEST_ID_SCOPE, ServerState, state_of
 
 logger = logging.getLogger(__name__)
 
@@ -47,15 +47,22 @@ async def answer(
         ClientDisconnect: The client left before that.
     """
     headers = _report_ignored(body)
+    names = (generation.request_id, request.scope.get(REQUEST_ID_SCOPE, ""))
+    leave = state_of(request).running.enter(names, generation.fail)
+
+    def close() -> None:
+        leave()
+        generation.close()
+
     if body.stream:
-        return EventStream(_frames(generation, renderer), close=generation.close, headers=headers)
+        return EventStream(_frames(generation, renderer), close=close, headers=headers)
     try:
         await run_while_connected(request.receive, _collect(generation, renderer))
     except ClientDisconnect:
         logger.info("a client left before its answer was made")
         raise
     finally:
-        generation.close()
+        close()
     text = renderer.whole().model_dump_json(exclude_unset=True)
     return Response(text.encode() + b"\n", media_type="application/json", headers=headers)
 

@@ -18,7 +18,7 @@ from server.engine_client import Manager
 from server.error_handlers import install_error_handlers
 from server.middleware import DrainGate, ErrorBoundary, PathRules, RequestId
 from server.openapi import install_openapi
-from server.routes import chat, completions, health, models
+from server.routes import chat, completions, health, models, requests, tokenization
 from server.settings import Settings
 from server.state import ServerState, build_state
 from server.version import VERSION
@@ -43,7 +43,7 @@ def create_app(settings: Settings, model: Any, manager: Manager, tokenizer: Any)
     )
     app.state.server = state
     for prefix, in_schema in (("/v1", True), ("", False)):
-        for module in (chat, completions, models):
+        for module in (tokenization, chat, completions, models, requests):
             app.include_router(module.router, prefix=prefix, include_in_schema=in_schema)
     app.include_router(health.router)
     app.include_router(health.router, prefix="/v1", include_in_schema=False)

@@ -43,12 +43,14 @@ class Generation:
     """The running choices of one HTTP request; index = prompt number * n + choice number.
 
     Attributes:
+        request_id: The id of the answer.
         prompts: Token ids of each prompt.
         num_choices: Choices per prompt.
     """
 
-    def __init__(self, prompts: Sequence[list[int]], num_choices: int) -> None:
+    def __init__(self, request_id: str, prompts: Sequence[list[int]], num_choices: int) -> None:
         """Hold no choices yet; `start_generation` adds them."""
+        self.request_id = request_id
         self.prompts = prompts
         self.num_choices = num_choices
         self.choices: list[Choice] = []
@@ -71,6 +73,12 @@ class Generation:
                     yield numbered
         finally:
             self.close()
+
+    def fail(self, error: BaseException) -> None:
+        """End what still runs with an error, which the reader of the text gets."""
+        for choice in self.choices:
+            if choice.stream is not None:
+                choice.stream.fail(error)
 
     def close(self) -> None:
         """Cancel what still runs."""
@@ -114,7 +122,7 @@ def start_generation(
         for prompt in prompts
         for choice in range(body.n)
     ]
-    generation = Generation(prompts, body.n)
+    generation = Generation(request_id, prompts, body.n)
     try:
         for index, keywords in enumerate(arguments):
             stream = None

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.error_handlers import describe_error
 from server.request_errors import DrainingError
-from server.state import state_of_scope
+from server.state import REQUEST_ID_SCOPE, state_of_scope
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class RequestId:
             await send(message)
 
         logger.debug("%s %s %s", request_id, scope["method"], scope["path"])
-        await self._app(scope, receive, send_with_id)
+        await self._app({**scope, REQUEST_ID_SCOPE: request_id}, receive, send_with_id)
 
 
 class ErrorBoundary:

@@ -10,15 +10,15 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
-from api_schemas import ChatCompletionRequest, CompletionRequest
+from api_schemas.endpoints import REQUEST_BODIES
 
 REF_TEMPLATE = "#/components/schemas/{model}"
-BODIES: tuple[type[BaseModel], ...] = (ChatCompletionRequest, CompletionRequest)
 
 
-def describe_body(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the part of a route's description that names its body."""
-    schema = {"$ref": REF_TEMPLATE.format(model=model.__name__)}
+def describe_body(*models: type[BaseModel]) -> dict[str, Any]:
+    """Return the part of a route's description that names its body, which is one of the models."""
+    forms = [{"$ref": REF_TEMPLATE.format(model=model.__name__)} for model in models]
+    schema: dict[str, Any] = forms[0] if len(forms) == 1 else {"anyOf": forms}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
@@ -38,7 +38,7 @@ def install_openapi(app: FastAPI) -> None:
 def _with_bodies(document: dict[str, Any]) -> dict[str, Any]:
     """Add the body schemas and what they refer to."""
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
-    for body in BODIES:
+    for _, body in REQUEST_BODIES:
         schema = body.model_json_schema(ref_template=REF_TEMPLATE)
         schemas.update(schema.pop("$defs", {}))
         schemas[body.__name__] = schema

@@ -8,12 +8,14 @@ chats: nobody can forge a role. Threads only read the tokenizer.
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from jinja2 import TemplateError
 
-from api_schemas import ChatCompletionRequest, CompletionRequest
+from api_schemas import ChatCompletionRequest, CompletionRequest, TokenizerInfo
 from server.chat_messages import Message, merge_leading_system, to_template_messages
+from server.control_tokens import ControlTokens
 from server.request_errors import RequestError
 
 NUM_THREADS = 4
@@ -34,6 +36,19 @@ TEMPLATE_ERRORS = (
 Result = TypeVar("Result")
 
 
+@dataclass(frozen=True, slots=True)
+class RenderedChat:
+    """A chat as the model gets it.
+
+    Attributes:
+        text: The rendered template.
+        token_ids: Its tokens.
+    """
+
+    text: str
+    token_ids: list[int]
+
+
 class PromptEncoder:
     """Encodes the prompts of all requests with one tokenizer."""
 
@@ -51,12 +66,17 @@ class PromptEncoder:
         template = getattr(tokenizer, "chat_template", None)
         self._knows_developer = "developer" in str(template)
         self._has_template = template is not None
+        self._control = ControlTokens(tokenizer)
 
     def close(self) -> None:
         """End the threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def encode_chat(self, body: ChatCompletionRequest) -> list[int]:
+        """Return the tokens of `render_chat`; raises what it raises."""
+        return (await self.render_chat(body)).token_ids
+
+    async def render_chat(self, body: ChatCompletionRequest) -> RenderedChat:
         """Render the messages with the chat template and tokenise the result.
 
         Raises:
@@ -65,7 +85,7 @@ class PromptEncoder:
         if not self._has_template:
             message = "This model has no chat template; use /v1/completions."
             raise RequestError(message, param="messages", code="no_chat_template")
-        call = self._run(self._encode_chat, body)
+        call = self._run(self._render_chat, body)
         try:
             return await asyncio.wait_for(call, TEMPLATE_TIMEOUT_SECONDS)
         except TimeoutError:
@@ -81,6 +101,37 @@ class PromptEncoder:
         if sum(len(prompt) for prompt in body.prompt) <= SHORT_TEXT_CHARACTERS:
             return self._encode_prompts(body)
         return await self._run(self._encode_prompts, body)
+
+    async def encode_text(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Tokenise a text, which may be empty; special tokens spelled in it are special."""
+        return await self._run(lambda: self._encode(text, add_special_tokens=add_special_tokens))
+
+    async def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of tokens, special ones included.
+
+        Raises:
+            RequestError: The tokenizer doesn't have one of them.
+        """
+        num_tokens = len(self._tokenizer)
+        wrong = next((token for token in token_ids if token >= num_tokens), None)
+        if wrong is not None:
+            message = f"tokens holds {wrong}; ids of this tokenizer lie in [0, {num_tokens})."
+            raise RequestError(message, param="tokens")
+        return await self._run(self.decode_prompt, token_ids)
+
+    def describe(self) -> TokenizerInfo:
+        """Say what the tokenizer is."""
+        tokenizer = self._tokenizer
+        return TokenizerInfo(
+            tokenizer_class=type(tokenizer).__name__,
+            vocab_size=len(tokenizer),
+            model_max_length=int(tokenizer.model_max_length),
+            bos_token=tokenizer.bos_token,
+            eos_token=tokenizer.eos_token,
+            pad_token=tokenizer.pad_token,
+            unk_token=tokenizer.unk_token,
+            chat_template=tokenizer.chat_template if self._has_template else None,
+        )
 
     def decode_prompt(self, token_ids: Sequence[int]) -> str:
         """Return the text of a prompt given as tokens, special ones included."""
@@ -116,37 +167,39 @@ class PromptEncoder:
             raise RequestError("prompt is empty and this model has no BOS token.", param="prompt")
         return [self._tokenizer.bos_token_id]
 
-    def _encode_chat(self, body: ChatCompletionRequest) -> list[int]:
+    def _render_chat(self, body: ChatCompletionRequest) -> RenderedChat:
         """Render as given; if the template refuses, once more with the system messages joined."""
         messages = to_template_messages(body.messages, knows_developer=self._knows_developer)
         try:
-            token_ids = self._render(body, messages)
+            rendered = self._render(body, messages)
         except TEMPLATE_ERRORS as error:
             merged = merge_leading_system(messages)
             if len(merged) == len(messages):
                 raise _template_error(error) from None
             try:
-                token_ids = self._render(body, merged)
+                rendered = self._render(body, merged)
             except TEMPLATE_ERRORS as second_error:
                 raise _template_error(second_error) from None
-        if not token_ids:
+        if not rendered.token_ids:
             raise RequestError("The chat template made an empty prompt.", param="messages")
-        return self._text_prefix + token_ids if body.add_special_tokens else token_ids
+        if body.add_special_tokens:
+            return RenderedChat(rendered.text, self._text_prefix + rendered.token_ids)
+        return rendered
 
-    def _render(self, body: ChatCompletionRequest, messages: list[Message]) -> list[int]:
-        """Run the template and the tokenizer."""
+    def _render(self, body: ChatCompletionRequest, messages: list[Message]) -> RenderedChat:
+        """Run the template and the tokenizer; what the client says spells no control token."""
         opens_answer = body.add_generation_prompt
         if opens_answer is None:
             opens_answer = not body.continue_final_message
-        rendered = self._tokenizer.apply_chat_template(
-            messages,
+        text = self._tokenizer.apply_chat_template(
+            self._control.mark(messages),
             add_generation_prompt=opens_answer,
             continue_final_message=body.continue_final_message,
-            sanitize_control_tokens=True,
-            return_dict=False,
-            **_template_variables(body),
+            tokenize=False,
+            **self._control.mark(_template_variables(body)),
         )
-        return list(rendered)
+        text = self._control.gather(text)
+        return RenderedChat(self._control.unmark(text), self._control.encode(text))
 
 
 def _template_variables(body: ChatCompletionRequest) -> dict[str, Any]:

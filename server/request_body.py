@@ -6,6 +6,7 @@ bodies are parsed in a thread, so that the event loop is never held. Runs on the
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -17,6 +18,7 @@ MAX_NESTING = 64
 LONG_BODY_BYTES = 64 * 1024
 
 Body = TypeVar("Body", bound=RequestModel)
+Parsed = TypeVar("Parsed")
 
 
 async def read_body(request: Request, model: type[Body], *, max_bytes: int) -> Body:
@@ -27,10 +29,26 @@ async def read_body(request: Request, model: type[Body], *, max_bytes: int) -> B
         pydantic.ValidationError: A field is wrong; the handler of the application answers it.
         ClientDisconnect: The client left before it had sent everything.
     """
+    return await read_parsed(request, model.model_validate, max_bytes=max_bytes)
+
+
+async def read_parsed(
+    request: Request, parse: Callable[[dict[str, Any]], Parsed], *, max_bytes: int
+) -> Parsed:
+    """Read the body of a request and make something of the JSON object that it is.
+
+    Args:
+        request: Its body has not been read.
+        parse: Called in a thread if the body is long; what it raises is raised here.
+        max_bytes: The largest body.
+
+    Raises:
+        RequestError, ClientDisconnect: See `read_body`.
+    """
     data = await _read_bytes(request, max_bytes)
     if len(data) > LONG_BODY_BYTES:
-        return await asyncio.to_thread(_parse, data, model)
-    return _parse(data, model)
+        return await asyncio.to_thread(lambda: parse(parse_json(data)))
+    return parse(parse_json(data))
 
 
 async def _read_bytes(request: Request, max_bytes: int) -> bytes:
@@ -51,11 +69,6 @@ async def _read_bytes(request: Request, max_bytes: int) -> bytes:
 def _too_large(max_bytes: int) -> RequestError:
     message = f"The request body is larger than {max_bytes} bytes."
     return RequestError(message, code="request_too_large", status=413)
-
-
-def _parse(data: bytes, model: type[Body]) -> Body:
-    """Turn the bytes into the model."""
-    return model.model_validate(parse_json(data))
 
 
 def parse_json(data: bytes) -> dict[str, Any]:
@@ -117,4 +130,4 @@ def _check_texts(items: Any) -> None:
                 raise _invalid_json("The request body holds a lone surrogate.") from None
 
 
-__all__ = ["ClientDisconnect", "parse_json", "read_body"]
+__all__ = ["ClientDisconnect", "parse_json", "read_body", "read_parsed"]

@@ -75,3 +75,11 @@ class DrainingError(RequestError):
         super().__init__(
             "The server is shutting down; send the request again.", code="draining", status=503
         )
+
+
+class RequestCancelledError(RequestError):
+    """Somebody has ended the request by its id."""
+
+    def __init__(self) -> None:
+        """Say so, with a status that clients do not answer with a second try."""
+        super().__init__("The request was cancelled.", code="request_cancelled", status=499)

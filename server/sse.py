@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from engine import EngineError
 from server.error_handlers import describe_error
+from server.request_errors import RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ async def guard(frames: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, No
         async with aclosing(frames):
             async for one in frames:
                 yield one
-    except EngineError as error:
+    except (EngineError, RequestError) as error:
         logger.warning("a stream ended early: %s", error)
         yield error_frame(error)
     except Exception as error:

@@ -18,11 +18,14 @@ from server.generation import GenerationSetting
 from server.parameters import RequestLimits, sampling_defaults
 from server.prompt_encoding import PromptEncoder
 from server.request_errors import ModelNotFoundError
+from server.running_requests import RunningRequests
 from server.settings import ModelSettings, Settings
 from server.version import VERSION
 from server.vocabulary import Vocabulary
 
 DEFAULT_MODEL_NAME = "SmolLM2-135M-Instruct"
+# Where a scope holds the value of its X-Request-Id.
+REQUEST_ID_SCOPE = "slipstream.request_id"
 
 
 @dataclass(slots=True)
@@ -38,6 +41,7 @@ class ServerState:
         served_names: Names of the model; the first is its main one.
         fingerprint: Names weights, number format and version.
         created: When the server was made, in seconds since 1970.
+        running: The requests that are being answered, by their ids.
         started: Whether the engine has started.
         draining: Whether the server takes no new generation requests.
         num_active: Generation requests that are being answered.
@@ -51,6 +55,7 @@ class ServerState:
     served_names: tuple[str, ...]
     fingerprint: str
     created: int = field(default_factory=lambda: int(time.time()))
+    running: RunningRequests = field(default_factory=RunningRequests)
     started: bool = False
     draining: bool = False
     num_active: int = 0

@@ -15,8 +15,8 @@ from transformers.generation.continuous_batching import (
 from transformers.generation.continuous_batching import ContinuousMixin as DocumentedMixin
 
 import engine
-from api_schemas import ChatCompletionRequest, CompletionRequest
-from api_schemas.support import CHAT_FIELDS, COMPLETION_FIELDS, Handling
+from api_schemas import Handling
+from api_schemas.endpoints import REQUEST_BODIES
 from engine.config_checks import REFUSED_FIELDS, check_config
 from scripts.compatibility import ENTRY_POINTS, MANAGER_METHODS, PAGE, render
 
@@ -85,13 +85,9 @@ def test_workload_hints_keep_their_documented_fields():
     ]
 
 
-@pytest.mark.parametrize(
-    ("model", "table"),
-    [(ChatCompletionRequest, CHAT_FIELDS), (CompletionRequest, COMPLETION_FIELDS)],
-)
-def test_every_supported_field_is_in_the_model_and_every_field_of_the_model_in_the_table(
-    model, table
-):
+@pytest.mark.parametrize("model", {body: None for _, body in REQUEST_BODIES})
+def test_every_supported_field_is_in_the_model_and_every_field_of_the_model_in_the_table(model):
+    table = model.support
     supported = {field.name for field in table if field.handling is Handling.SUPPORTED}
     assert supported == set(model.model_fields) & supported
     assert set(model.model_fields) <= {field.name for field in table}

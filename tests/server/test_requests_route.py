@@ -49,7 +49,7 @@ def test_a_whole_answer_ends_by_its_clients_own_label(slow):
         thread.join(10)
     assert [answer.status_code for answer in answers] == [499, 499]
     assert answers[0].json()["error"]["code"] == "request_cancelled"
-    assert len(slow.state.running) == 0
+    slow.manager.wait_until(lambda: len(slow.state.running) == 0)
 
 
 def test_nobody_elses_request_ends(slow):
@@ -61,7 +61,7 @@ def test_nobody_elses_request_ends(slow):
         name = json.loads(next(lines)[6:])["id"]
         slow.http.post(f"/v1/requests/{name}/cancel")
         assert read_events(other)[-1] == "[DONE]"
-    assert len(slow.state.running) == 0
+    slow.manager.wait_until(lambda: len(slow.state.running) == 0)
 
 
 def test_an_id_that_does_not_run_is_a_404(live):

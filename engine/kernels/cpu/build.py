@@ -1,4 +1,4 @@
-"""Compiles the CPU kernels; a second or two, once per machine and version.
+"""Compiles the CPU kernels; some seconds, once per machine and version.
 
 `python -m engine.kernels.cpu` does it ahead of time.
 

@@ -14,6 +14,13 @@ _ARGUMENTS: dict[str, list[type]] = {
         _POINTER, _INTEGER, _POINTER, _POINTER, _POINTER, _INTEGER, _INTEGER, _INTEGER, _POINTER,
         _INTEGER,
     ],
+    "pack_bf16": [_POINTER, _POINTER, _INTEGER, _INTEGER],
+    "pack_int8_rows": [_POINTER, _POINTER, _POINTER, _INTEGER, _INTEGER],
+    "pack_int8": [_POINTER, _POINTER, _POINTER, _INTEGER, _INTEGER],
+    "pack_int4": [_POINTER, _POINTER, _POINTER, _POINTER, _INTEGER, _INTEGER],
+    "quantized_panel_bytes": [_INTEGER, _INTEGER],
+    "quantized_linear": [_POINTER, _INTEGER, *[_POINTER] * 5],
+    "unpack_rows": [_INTEGER, _POINTER, _INTEGER, _POINTER, _POINTER, _INTEGER, _INTEGER],
     "rms_norm": [_POINTER, _POINTER, _POINTER, _INTEGER, _INTEGER, _FLOAT, _INTEGER],
     "silu_mul": [_POINTER, _POINTER, _INTEGER, _INTEGER, _INTEGER],
     "rotate": [
@@ -22,6 +29,8 @@ _ARGUMENTS: dict[str, list[type]] = {
     ],
     "paged_attention": [*[_POINTER] * 8, _FLOAT, _FLOAT],
 }  # fmt: skip
+# The rest returns nothing.
+_RESULTS: dict[str, type] = {"quantized_panel_bytes": _INTEGER}
 
 
 @functools.cache
@@ -37,5 +46,5 @@ def open_library(path: Path) -> ctypes.CDLL:
     for name, arguments in _ARGUMENTS.items():
         function = getattr(library, name)
         function.argtypes = arguments
-        function.restype = None
+        function.restype = _RESULTS.get(name)
     return library

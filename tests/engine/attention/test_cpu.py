@@ -13,7 +13,7 @@ from engine.kernels.cpu.build import build, instruction_set
 from engine.kernels.cpu.library import open_library
 from tests.engine.attention.cases import Shape, Step, make_step, naive_attention
 from tests.engine.attention.test_torch_reference import OPTIONS, RAGGED, SCALING, SHAPES
-from tests.engine.kernels.test_linear import runnable
+from tests.engine.kernels.instruction_sets import runnable
 
 # More than one piece of 32 keys, and widths that fill vectors and that do not.
 LONG = [(0, 70), (63, 1), (64, 9), (31, 2), (90, 40)]

@@ -1,30 +1,15 @@
 """Packed linear layers: right, and bitwise the same for a row whatever it is batched with."""
 
-import ctypes
-
 import pytest
 import torch
 from torch.nn import functional
 
 from engine.kernels.cpu import build as kernel_build
-from engine.kernels.cpu.build import AVX2, AVX512, GENERIC, InstructionSet, instruction_set
-from engine.kernels.cpu.library import load_library, open_library
+from engine.kernels.cpu.build import GENERIC
+from engine.kernels.cpu.library import load_library
 from engine.kernels.cpu.linear import PackedLinear
 
 SHAPES = [(1, 1), (7, 3), (31, 5), (32, 64), (33, 193), (100, 37), (576, 200), (96, 1024)]
-
-
-def runnable() -> list[InstructionSet]:
-    """The instruction sets that this processor runs."""
-    widest = instruction_set()
-    return {AVX512: [AVX512, AVX2, GENERIC], AVX2: [AVX2, GENERIC]}.get(widest, [GENERIC])
-
-
-@pytest.fixture(params=runnable(), ids=lambda target: target.name, scope="module")
-def library(request) -> ctypes.CDLL:
-    path = kernel_build.build(request.param)
-    assert path is not None, "the kernels must build where the tests run"
-    return open_library(path)
 
 
 def random_layer(library, columns, depth, *, bias=True):

@@ -1,0 +1,329 @@
+// y = x W^T + b for weights stored in 16, 8 or 4 bits; activations and sums are fp32.
+//
+// A stored weight means one fp32 number: widened bf16, scale * code, or scale * code + minimum, each
+// with one rounding at most. The numbers go through the same chain of multiply-adds as fp32 weights
+// (tile.h), so a result is bitwise that of the fp32 layer on the unpacked weights.
+//
+//   bf16        [K][32] bf16
+//   int8 rows   [32] fp32 scales, then [K][32] int8
+//   int8        per 32 of K: [32] fp16 scales, then [32][32] int8
+//   int4        per 32 of K: [32] fp16 scales, [32] fp16 minima, then [4][32] words of 8 codes, the
+//               first in the lowest bits
+//
+// Incomplete groups are filled with zeros. Scales of fp16 are those of GGUF's blocks: Q8_0, Q4_0
+// (minimum -8 * scale) and Q4_1 are kept without loss.
+
+#if VECTOR_FLOATS >= 8
+#include <immintrin.h>
+#endif
+
+#include "tile.h"
+
+using namespace slipstream;
+
+namespace {
+
+constexpr int64_t kGroupSize = 32;
+constexpr int kCodesPerWord = 8;
+
+typedef uint16_t Halves __attribute__((vector_size(2 * kLanes)));
+typedef uint16_t UnalignedHalves __attribute__((vector_size(2 * kLanes), aligned(2), may_alias));
+typedef uint32_t Words __attribute__((vector_size(4 * kLanes)));
+typedef uint32_t UnalignedWords
+    __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
+
+inline Words widen(const uint8_t* from) {
+    return __builtin_convertvector(
+        Halves(*reinterpret_cast<const UnalignedHalves*>(from)), Words);
+}
+
+// Compilers make single bytes of a general conversion.
+inline Integers widen_signed(const uint8_t* from) {
+#if VECTOR_FLOATS == 16
+    return Integers(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+#elif VECTOR_FLOATS == 8
+    return Integers(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+#else
+    Integers wide;
+    for (int i = 0; i < kLanes; ++i) wide[i] = int8_t(from[i]);
+    return wide;
+#endif
+}
+
+inline Vector as_floats(Words bits) {
+    Vector value;
+    std::memcpy(&value, &bits, sizeof(value));
+    return value;
+}
+
+// fp16 to fp32, exactly, for finite numbers: the exponent's bias differs by 112.
+inline Vector from_fp16(const uint8_t* from) {
+    const Words half = widen(from);
+    const Words magnitude = (half & 0x7fff) << 13;
+    // What has no exponent is a multiple of 2^-24, and gets there through an integer.
+    const Vector tiny = __builtin_convertvector(magnitude >> 13, Vector) * 5.9604644775390625e-8f;
+    const Vector normal = as_floats(magnitude + (112u << 23));
+    const Vector value = magnitude < (1u << 23) ? tiny : normal;
+    Words bits;
+    std::memcpy(&bits, &value, sizeof(bits));
+    return as_floats(bits | ((half & 0x8000) << 16));
+}
+
+struct Bfloat16 {
+    static constexpr int64_t kGroup = 0;
+    static constexpr int kStep = 1;
+    struct Codes {
+        Words bits[kTileVectors];
+    };
+    const uint8_t* panel;
+
+    Bfloat16(const uint8_t* data, int64_t, int column) : panel(data + column * 2) {}
+    static constexpr int64_t panel_bytes(int64_t depth) { return depth * kPanel * 2; }
+    void enter(int64_t) {}
+    Codes load(int64_t k) const {
+        const uint8_t* at = panel + k * kPanel * 2;
+        ask_ahead(at, kTileColumns * 2);
+        Codes codes;
+#pragma GCC unroll 4
+        for (int v = 0; v < kTileVectors; ++v) codes.bits[v] = widen(at + v * kLanes * 2) << 16;
+        return codes;
+    }
+    Vector weight(const Codes& codes, int, int v) const { return as_floats(codes.bits[v]); }
+};
+
+// [rows][32] bytes are read two rows to a line.
+struct EightBits {
+    static constexpr int kStep = 2;
+    struct Codes {
+        Integers numbers[2][kTileVectors];
+    };
+    const uint8_t* codes;
+    Vector scale[kTileVectors];
+
+    Codes load_at(const uint8_t* at) const {
+        ask_ahead(at, kTileColumns * 2);
+        Codes loaded;
+#pragma GCC unroll 2
+        for (int j = 0; j < 2; ++j)
+#pragma GCC unroll 4
+            for (int v = 0; v < kTileVectors; ++v)
+                loaded.numbers[j][v] = widen_signed(at + j * kPanel + v * kLanes);
+        return loaded;
+    }
+    Vector weight(const Codes& loaded, int j, int v) const {
+        return __builtin_convertvector(loaded.numbers[j][v], Vector) * scale[v];
+    }
+};
+
+struct Int8Rows : EightBits {
+    static constexpr int64_t kGroup = 0;
+
+    Int8Rows(const uint8_t* data, int64_t, int column) {
+        codes = data + kPanel * 4 + column;
+        const float* scales = reinterpret_cast<const float*>(data) + column;
+        for (int v = 0; v < kTileVectors; ++v) scale[v] = slipstream::load(scales + v * kLanes);
+    }
+    static constexpr int64_t panel_bytes(int64_t depth) {
+        return kPanel * 4 + (depth + 1) / 2 * 2 * kPanel;
+    }
+    void enter(int64_t) {}
+    Codes load(int64_t k) const { return load_at(codes + k * kPanel); }
+};
+
+struct Int8 : EightBits {
+    static constexpr int64_t kGroup = kGroupSize;
+    static constexpr int64_t kGroupBytes = kPanel * (2 + kGroupSize);
+    const uint8_t* panel;
+    int column;
+
+    Int8(const uint8_t* data, int64_t, int first) : panel(data), column(first) {}
+    static constexpr int64_t panel_bytes(int64_t depth) {
+        return (depth + kGroupSize - 1) / kGroupSize * kGroupBytes;
+    }
+    void enter(int64_t k) {
+        const uint8_t* group = panel + k / kGroupSize * kGroupBytes;
+        for (int v = 0; v < kTileVectors; ++v)
+            scale[v] = from_fp16(group + (column + v * kLanes) * 2);
+        codes = group + kPanel * 2 + column;
+    }
+    Codes load(int64_t k) const { return load_at(codes + k % kGroupSize * kPanel); }
+};
+
+// The numbers of the low four bits of each word.
+inline Vector low_codes(Words words) {
+#if VECTOR_FLOATS == 16
+    const __m512 numbers = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    // The permutation looks at four bits alone, and saves a mask and a conversion.
+    return Vector(_mm512_permutexvar_ps(__m512i(words), numbers));
+#else
+    return __builtin_convertvector(Integers(words & 15), Vector);
+#endif
+}
+
+struct Int4 {
+    static constexpr int64_t kGroup = kGroupSize;
+    static constexpr int kStep = kCodesPerWord;
+    static constexpr int64_t kGroupBytes = kPanel * (2 + 2 + kGroupSize / 2);
+    struct Codes {
+        Words words[kTileVectors];
+    };
+    const uint8_t* panel;
+    const uint8_t* codes;
+    int column;
+    Vector scale[kTileVectors], minimum[kTileVectors];
+
+    Int4(const uint8_t* data, int64_t, int first) : panel(data), column(first) {}
+    static constexpr int64_t panel_bytes(int64_t depth) {
+        return (depth + kGroupSize - 1) / kGroupSize * kGroupBytes;
+    }
+    void enter(int64_t k) {
+        const uint8_t* group = panel + k / kGroupSize * kGroupBytes;
+        for (int v = 0; v < kTileVectors; ++v) {
+            scale[v] = from_fp16(group + (column + v * kLanes) * 2);
+            minimum[v] = from_fp16(group + (kPanel + column + v * kLanes) * 2);
+        }
+        codes = group + kPanel * 4 + column * 4;
+        ask_ahead(group, kPanel * 4);
+    }
+    Codes load(int64_t k) const {
+        const uint8_t* at = codes + k % kGroupSize / kCodesPerWord * kPanel * 4;
+        ask_ahead(at, kTileColumns * 4);
+        Codes loaded;
+#pragma GCC unroll 4
+        for (int v = 0; v < kTileVectors; ++v)
+            loaded.words[v] = *reinterpret_cast<const UnalignedWords*>(at + v * kLanes * 4);
+        return loaded;
+    }
+    Vector weight(const Codes& loaded, int j, int v) const {
+        return low_codes(loaded.words[v] >> (4 * j)) * scale[v] + minimum[v];
+    }
+};
+
+// The formats by the numbers that linear.py gives them.
+template <class Action>
+void with_format(int64_t format, Action action) {
+    switch (format) {
+        case 0: return action(static_cast<Bfloat16*>(nullptr));
+        case 1: return action(static_cast<Int8Rows*>(nullptr));
+        case 2: return action(static_cast<Int8*>(nullptr));
+        default: return action(static_cast<Int4*>(nullptr));
+    }
+}
+
+// Call `action(panel, column of the panel, output)` for each output, panels in parallel.
+template <class Action>
+void for_each_output(uint8_t* panels, int64_t panel_bytes, int64_t columns, Action action) {
+    const int64_t count = (columns + kPanel - 1) / kPanel;
+#pragma omp parallel for schedule(static)
+    for (int64_t index = 0; index < count; ++index) {
+        uint8_t* panel = panels + index * panel_bytes;
+        std::memset(panel, 0, panel_bytes);
+        for (int64_t c = 0; c < std::min<int64_t>(kPanel, columns - index * kPanel); ++c)
+            action(panel, c, index * kPanel + c);
+    }
+}
+
+void put16(uint8_t* at, uint16_t value) { std::memcpy(at, &value, sizeof(value)); }
+
+}  // namespace
+
+extern "C" {
+
+int64_t quantized_panel_bytes(int64_t format, int64_t depth) {
+    int64_t bytes = 0;
+    with_format(format, [&](auto* kind) {
+        bytes = std::remove_pointer_t<decltype(kind)>::panel_bytes(depth);
+    });
+    return bytes;
+}
+
+// Each packer fills ceil(columns / 32) panels of quantized_panel_bytes.
+
+// weight [columns, depth] bf16.
+void pack_bf16(const uint16_t* weight, uint8_t* panels, int64_t columns, int64_t depth) {
+    for_each_output(panels, Bfloat16::panel_bytes(depth), columns,
+                    [&](uint8_t* panel, int64_t c, int64_t column) {
+                        for (int64_t k = 0; k < depth; ++k)
+                            put16(panel + (k * kPanel + c) * 2, weight[column * depth + k]);
+                    });
+}
+
+// codes [columns, depth], scales [columns] fp32.
+void pack_int8_rows(const int8_t* codes, const float* scales, uint8_t* panels, int64_t columns,
+                    int64_t depth) {
+    for_each_output(panels, Int8Rows::panel_bytes(depth), columns,
+                    [&](uint8_t* panel, int64_t c, int64_t column) {
+                        std::memcpy(panel + c * 4, scales + column, 4);
+                        for (int64_t k = 0; k < depth; ++k)
+                            panel[kPanel * 4 + k * kPanel + c] = codes[column * depth + k];
+                    });
+}
+
+// codes [columns, depth], scales [columns, ceil(depth / 32)] fp16.
+void pack_int8(const int8_t* codes, const uint16_t* scales, uint8_t* panels, int64_t columns,
+               int64_t depth) {
+    const int64_t groups = (depth + kGroupSize - 1) / kGroupSize;
+    for_each_output(panels, Int8::panel_bytes(depth), columns,
+                    [&](uint8_t* panel, int64_t c, int64_t column) {
+                        for (int64_t g = 0; g < groups; ++g)
+                            put16(panel + g * Int8::kGroupBytes + c * 2,
+                                  scales[column * groups + g]);
+                        for (int64_t k = 0; k < depth; ++k)
+                            panel[k / kGroupSize * Int8::kGroupBytes + kPanel * 2 +
+                                  k % kGroupSize * kPanel + c] = codes[column * depth + k];
+                    });
+}
+
+// codes [columns, depth] in 0 .. 15, scales and minima [columns, ceil(depth / 32)] fp16.
+void pack_int4(const uint8_t* codes, const uint16_t* scales, const uint16_t* minima,
+               uint8_t* panels, int64_t columns, int64_t depth) {
+    const int64_t groups = (depth + kGroupSize - 1) / kGroupSize;
+    for_each_output(panels, Int4::panel_bytes(depth), columns,
+                    [&](uint8_t* panel, int64_t c, int64_t column) {
+                        for (int64_t g = 0; g < groups; ++g) {
+                            uint8_t* group = panel + g * Int4::kGroupBytes;
+                            put16(group + c * 2, scales[column * groups + g]);
+                            put16(group + (kPanel + c) * 2, minima[column * groups + g]);
+                            uint32_t words[kGroupSize / kCodesPerWord] = {};
+                            for (int64_t k = 0; k < std::min(kGroupSize, depth - g * kGroupSize);
+                                 ++k)
+                                words[k / kCodesPerWord] |=
+                                    uint32_t(codes[column * depth + g * kGroupSize + k] & 15)
+                                    << (k % kCodesPerWord * 4);
+                            for (int64_t word = 0; word < kGroupSize / kCodesPerWord; ++word)
+                                std::memcpy(group + kPanel * 4 + (word * kPanel + c) * 4,
+                                            words + word, 4);
+                        }
+                    });
+}
+
+// sizes: format, rows, columns, depth, threads. workspace must hold rows * (depth + 32) floats.
+void quantized_linear(const float* x, int64_t ldx, const uint8_t* panels, const float* bias,
+                      float* y, float* workspace, const int64_t* sizes) {
+    const Problem problem{x, panels, bias, y, sizes[1], sizes[2], sizes[3]};
+    with_format(sizes[0], [&](auto* kind) {
+        run_linear<std::remove_pointer_t<decltype(kind)>>(x, ldx, problem, workspace, sizes[4]);
+    });
+}
+
+// The weights of chosen outputs as floats: out [count, depth].
+void unpack_rows(int64_t format, const uint8_t* panels, int64_t depth, const int64_t* rows,
+                 float* out, int64_t count, int64_t threads) {
+    with_format(format, [&](auto* kind) {
+        using Format = std::remove_pointer_t<decltype(kind)>;
+        const int64_t bytes = Format::panel_bytes(depth);
+#pragma omp parallel for schedule(static) num_threads(threads) if (count > 8)
+        for (int64_t i = 0; i < count; ++i) {
+            const int64_t lane = rows[i] % kPanel;
+            alignas(64) float unpacked[kSlice * kPanel];
+            for (int64_t begin = 0; begin < depth; begin += kSlice) {
+                const int64_t end = std::min(depth, begin + kSlice);
+                unpack_slice<Format>(panels + rows[i] / kPanel * bytes, depth, begin, end,
+                                     unpacked);
+                for (int64_t k = begin; k < end; ++k)
+                    out[i * depth + k] = unpacked[(k - begin) * kPanel + lane];
+            }
+        }
+    });
+}
+}

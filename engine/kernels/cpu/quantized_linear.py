@@ -1,0 +1,153 @@
+"""Linear layers over weights of 16, 8 or 4 bits, packed once; fp32 activations, any number of rows.
+
+Engine thread, on torch's own thread team. See quantized_linear.cpp for what a stored weight means.
+A result is bitwise that of `PackedLinear` on the unpacked weights.
+"""
+
+import ctypes
+import enum
+
+import torch
+
+from engine.kernels.cpu.linear import PANEL
+
+GROUP = 32
+
+
+class Format(enum.IntEnum):
+    """How weights are stored; the numbers are those of quantized_linear.cpp."""
+
+    BF16 = 0
+    INT8_ROWS = 1
+    INT8 = 2
+    INT4 = 3
+
+
+class QuantizedWeight:
+    """The packed weight of a linear layer or an embedding.
+
+    Attributes:
+        format: How it is stored.
+        panels: [ceil(N / 32), bytes of a panel] uint8 on the CPU.
+        shape: (N, K), outputs and inputs.
+    """
+
+    def __init__(
+        self, library: ctypes.CDLL, kind: Format, panels: torch.Tensor, shape: tuple[int, int]
+    ) -> None:
+        """Take panels that are packed already; `pack_bf16` and its like make them."""
+        self._library = library
+        self.format = kind
+        self.panels = panels
+        self.shape = shape
+
+    def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """Return x W^T + bias: [..., N] for x [..., K]; all fp32, the bias contiguous [N]."""
+        columns, depth = self.shape
+        rows = x.reshape(-1, depth)
+        if rows.stride(1) != 1:
+            rows = rows.contiguous()
+        num_rows = rows.shape[0]
+        y = torch.empty(*x.shape[:-1], columns)
+        if num_rows == 0:
+            return y
+        workspace = torch.empty(num_rows * (depth + PANEL))
+        sizes = (self.format, num_rows, columns, depth, torch.get_num_threads())
+        self._library.quantized_linear(
+            rows.data_ptr(),
+            rows.stride(0),
+            self.panels.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            y.data_ptr(),
+            workspace.data_ptr(),
+            (ctypes.c_int64 * 5)(*sizes),
+        )
+        return y
+
+    def rows(self, indices: torch.Tensor) -> torch.Tensor:
+        """Return the weights of some outputs: [..., K] fp32 for int64 indices [...].
+
+        Raises:
+            IndexError: An index lies outside [0, N).
+        """
+        columns, depth = self.shape
+        flat = indices.reshape(-1).contiguous()
+        outside = (flat < 0) | (flat >= columns)
+        if outside.any():
+            raise IndexError(f"an index lies outside of {columns} rows")
+        out = torch.empty(flat.numel(), depth)
+        self._library.unpack_rows(
+            self.format,
+            self.panels.data_ptr(),
+            depth,
+            flat.data_ptr(),
+            out.data_ptr(),
+            flat.numel(),
+            torch.get_num_threads(),
+        )
+        return out.view(*indices.shape, depth)
+
+
+def pack_bf16(library: ctypes.CDLL, weight: torch.Tensor) -> QuantizedWeight:
+    """Pack a weight [N, K] bfloat16."""
+    packed = _empty(library, Format.BF16, weight)
+    source = weight.detach().contiguous()
+    library.pack_bf16(source.data_ptr(), packed.panels.data_ptr(), *packed.shape)
+    return packed
+
+
+def pack_int8(library: ctypes.CDLL, codes: torch.Tensor, scales: torch.Tensor) -> QuantizedWeight:
+    """Pack weights scale * code.
+
+    Args:
+        library: The kernels.
+        codes: [N, K] int8.
+        scales: [N] float32, one for each row, or [N, ceil(K / 32)] float16.
+    """
+    by_row = scales.dim() == 1
+    packed = _empty(library, Format.INT8_ROWS if by_row else Format.INT8, codes)
+    _check(scales, packed.shape, torch.float32 if by_row else torch.float16)
+    codes, scales = codes.contiguous(), scales.contiguous()
+    pack = library.pack_int8_rows if by_row else library.pack_int8
+    pack(codes.data_ptr(), scales.data_ptr(), packed.panels.data_ptr(), *packed.shape)
+    return packed
+
+
+def pack_int4(
+    library: ctypes.CDLL, codes: torch.Tensor, scales: torch.Tensor, minima: torch.Tensor
+) -> QuantizedWeight:
+    """Pack weights scale * code + minimum.
+
+    Args:
+        library: The kernels.
+        codes: [N, K] uint8 in 0 .. 15.
+        scales: [N, ceil(K / 32)] float16.
+        minima: Like the scales.
+    """
+    packed = _empty(library, Format.INT4, codes)
+    for numbers in (scales, minima):
+        _check(numbers, packed.shape, torch.float16)
+    codes, scales, minima = codes.contiguous(), scales.contiguous(), minima.contiguous()
+    library.pack_int4(
+        codes.data_ptr(),
+        scales.data_ptr(),
+        minima.data_ptr(),
+        packed.panels.data_ptr(),
+        *packed.shape,
+    )
+    return packed
+
+
+def _empty(library: ctypes.CDLL, kind: Format, like: torch.Tensor) -> QuantizedWeight:
+    columns, depth = like.shape
+    panel_bytes = library.quantized_panel_bytes(kind, depth)
+    panels = torch.empty(-(-columns // PANEL), panel_bytes, dtype=torch.uint8)
+    return QuantizedWeight(library, kind, panels, (columns, depth))
+
+
+def _check(numbers: torch.Tensor, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    """The kernels trust their pointers."""
+    columns, depth = shape
+    expected = (columns,) if numbers.dim() == 1 else (columns, -(-depth // GROUP))
+    assert tuple(numbers.shape) == expected, f"{tuple(numbers.shape)} instead of {expected}"
+    assert numbers.dtype == dtype, f"{numbers.dtype} instead of {dtype}"

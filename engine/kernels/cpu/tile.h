@@ -1,0 +1,297 @@
+// The register tile that all packed linear layers share, and how a thread walks over panels.
+//
+//   W [N, K]  ->  panels [N / 32]     the 32 outputs of a panel lie side by side for each k, so that
+//                                     a step in k is a few whole vectors
+//
+// Every output is one chain of fused multiply-adds over k = 0 .. K - 1, started from the bias. That
+// order does not depend on the number of rows, the tile a row falls into, the number of threads, the
+// width of a vector or how the weights are stored: a row's result is bitwise the same alone and in
+// any batch, and the same as with the weights unpacked to fp32.
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "vector.h"
+
+namespace slipstream {
+// Unnamed: what two builds for other instruction sets share by name, one process could mix up.
+namespace {
+
+constexpr int kPanel = 32;
+
+// Columns and rows of a register tile. Accumulators plus one row of weights must fit the register
+// file: 12 x 2 of 32 for AVX-512, 6 x 2 of 16 for AVX2, 6 x 4 of 32 for NEON's four lanes.
+constexpr int kTileVectors = kLanes >= 8 ? 2 : 4;
+constexpr int kTileColumns = kTileVectors * kLanes;
+constexpr int kTileRows = kLanes == 16 ? 12 : 6;
+
+// With few rows a chain's next step waits for its last: two tiles' columns are taken together.
+constexpr int kFewRows = 2;
+
+// With many rows a slice of a panel is used once per tile of rows: 192 x 32 floats are 24 KiB and
+// stay in a first-level cache of 32. A multiple of every format's group.
+constexpr int64_t kSlice = 192;
+
+// How far the weights are asked for ahead. Raised 8 rows from 52 to 78 GFLOP/s (two cores, AVX-512,
+// 3072 x 576). Past the end it asks for what is not used, harmlessly.
+constexpr int64_t kAheadBytes = 6144;
+constexpr int64_t kLineBytes = 64;
+
+inline void ask_ahead(const uint8_t* from, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += kLineBytes) __builtin_prefetch(from + kAheadBytes + i);
+}
+
+// Weights as they are: [K][32] floats.
+//
+// A format gives the weights of kTileColumns columns of a panel. `enter` is called before the first
+// k of each group of kGroup (0: there is one group) and whenever a tile begins; `load` returns the
+// stored form of kStep steps in k, and `weight` one of these as numbers.
+struct Float32 {
+    static constexpr int64_t kGroup = 0;
+    static constexpr int kStep = 1;
+    struct Codes {
+        Vector w[kTileVectors];
+    };
+    const float* panel;
+
+    Float32(const uint8_t* data, int64_t, int column)
+        : panel(reinterpret_cast<const float*>(data) + column) {}
+    static constexpr int64_t panel_bytes(int64_t depth) { return depth * kPanel * 4; }
+    void enter(int64_t) {}
+    Codes load(int64_t k) const {
+        const float* at = panel + k * kPanel;
+        ask_ahead(reinterpret_cast<const uint8_t*>(at), kTileColumns * 4);
+        Codes codes;
+#pragma GCC unroll 4
+        for (int v = 0; v < kTileVectors; ++v) codes.w[v] = slipstream::load(at + v * kLanes);
+        return codes;
+    }
+    Vector weight(const Codes& codes, int, int v) const { return codes.w[v]; }
+};
+
+// One step in k. The loops over rows and vectors must vanish, or the accumulators live in memory.
+template <class Format, int kRows, int kPieces>
+inline __attribute__((always_inline)) void step(Vector (&acc)[kRows][kPieces * kTileVectors],
+                                                const Format* formats,
+                                                const typename Format::Codes* codes, int j,
+                                                const float* x) {
+#pragma GCC unroll 2
+    for (int p = 0; p < kPieces; ++p) {
+        Vector w[kTileVectors];
+#pragma GCC unroll 4
+        for (int v = 0; v < kTileVectors; ++v) w[v] = formats[p].weight(codes[p], j, v);
+#pragma GCC unroll 16
+        for (int r = 0; r < kRows; ++r) {
+            const float a = x[r];
+#pragma GCC unroll 4
+            for (int v = 0; v < kTileVectors; ++v) acc[r][p * kTileVectors + v] += w[v] * a;
+        }
+    }
+}
+
+// kPieces * kTileColumns neighbouring columns for kRows rows, over k in [begin, end).
+//
+// x is [K][kRows], sums has rows `stride` apart; the columns may lie in two panels.
+template <class Format, int kRows, int kPieces>
+void tile(const float* x, const uint8_t* panel, int64_t depth, int column, float* sums,
+          int64_t stride, int64_t begin, int64_t end) {
+    constexpr int kVectors = kPieces * kTileVectors;
+    const int64_t panel_bytes = Format::panel_bytes(depth);
+    auto format_of = [&](int p) {
+        const int at = column + p * kTileColumns;
+        return Format(panel + at / kPanel * panel_bytes, depth, at % kPanel);
+    };
+    Format formats[2] = {format_of(0), format_of(kPieces - 1)};
+    Vector acc[kRows][kVectors];
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) acc[r][v] = load(sums + r * stride + v * kLanes);
+    for (int64_t k = begin; k < end;) {
+        const int64_t group = Format::kGroup;
+        const int64_t stop = group ? std::min(end, k / group * group + group) : end;
+#pragma GCC unroll 2
+        for (int p = 0; p < kPieces; ++p) formats[p].enter(k);
+        typename Format::Codes codes[kPieces];
+        for (; k + Format::kStep <= stop; k += Format::kStep) {
+#pragma GCC unroll 2
+            for (int p = 0; p < kPieces; ++p) codes[p] = formats[p].load(k);
+#pragma GCC unroll 8
+            for (int j = 0; j < Format::kStep; ++j)
+                step<Format, kRows, kPieces>(acc, formats, codes, j, x + (k + j) * kRows);
+        }
+        if (Format::kStep > 1 && k < stop) {
+            for (int p = 0; p < kPieces; ++p) codes[p] = formats[p].load(k);
+            for (int j = 0; k < stop; ++j, ++k)
+                step<Format, kRows, kPieces>(acc, formats, codes, j, x + k * kRows);
+        }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) store(sums + r * stride + v * kLanes, acc[r][v]);
+}
+
+typedef void (*Tile)(const float*, const uint8_t*, int64_t, int, float*, int64_t, int64_t, int64_t);
+
+// The tile for each number of rows, so that the last, smaller one wastes nothing.
+template <class Format>
+struct Tiles {
+    static constexpr Tile kSingle[] = {
+        tile<Format, 1, 1>, tile<Format, 1, 1>, tile<Format, 2, 1>,  tile<Format, 3, 1>,
+        tile<Format, 4, 1>, tile<Format, 5, 1>, tile<Format, 6, 1>,
+#if VECTOR_FLOATS == 16
+        tile<Format, 7, 1>, tile<Format, 8, 1>, tile<Format, 9, 1>,  tile<Format, 10, 1>,
+        tile<Format, 11, 1>, tile<Format, 12, 1>,
+#endif
+    };
+    static constexpr Tile kDouble[] = {tile<Format, 1, 2>, tile<Format, 1, 2>, tile<Format, 2, 2>};
+};
+
+// A linear layer and what it is applied to.
+struct Problem {
+    const float* x;         // tiles of rows, each [depth][rows of the tile]
+    const uint8_t* panels;  // [ceil(columns / 32)] of the format's
+    const float* bias;      // [columns] or null
+    float* y;               // [rows, columns]
+    int64_t rows, columns, depth;
+};
+
+// Where the sums of a panel rest between slices.
+struct Sums {
+    float* at;
+    int64_t stride;
+};
+
+// Lay the rows of one tile side by side for each k, as the tile reads them.
+inline void pack_rows(const float* x, int64_t ldx, float* packed, int64_t height, int64_t depth) {
+    for (int64_t k = 0; k < depth; ++k)
+        for (int64_t r = 0; r < height; ++r) packed[k * height + r] = x[r * ldx + k];
+}
+
+// Begin a panel's sums with the bias: in y, or in `spare` [rows, 32] where the panel is not full.
+inline Sums begin_sums(const Problem& p, int64_t index, float* spare) {
+    const int64_t first = index * kPanel;
+    const int64_t width = std::min<int64_t>(kPanel, p.columns - first);
+    const Sums sums = width == kPanel ? Sums{p.y + first, p.columns} : Sums{spare, kPanel};
+    float start[kPanel] = {};
+    if (p.bias) std::memcpy(start, p.bias + first, width * sizeof(float));
+    for (int64_t r = 0; r < p.rows; ++r)
+        std::memcpy(sums.at + r * sums.stride, start, sizeof(start));
+    return sums;
+}
+
+// Bring the sums of a panel that is not full to y.
+inline void end_sums(const Problem& p, int64_t index, const float* spare) {
+    const int64_t first = index * kPanel, width = p.columns - first;
+    if (width < kPanel)
+        for (int64_t r = 0; r < p.rows; ++r)
+            std::memcpy(p.y + r * p.columns + first, spare + r * kPanel, width * sizeof(float));
+}
+
+// `width` columns of a panel, for at most one tile of rows: straight from the stored weights.
+template <class Format>
+void few_rows(const Problem& p, const uint8_t* panel, Sums sums, int width) {
+    const bool together = p.rows <= kFewRows && width >= 2 * kTileColumns;
+    const Tile run = together ? Tiles<Format>::kDouble[p.rows] : Tiles<Format>::kSingle[p.rows];
+    const int columns = together ? 2 * kTileColumns : kTileColumns;
+    // Columns that share a line of memory are taken before it leaves the cache.
+    const int64_t slice = columns < kPanel ? kSlice : p.depth;
+    for (int64_t begin = 0; begin < p.depth; begin += slice)
+        for (int column = 0; column < width; column += columns)
+            run(p.x, panel, p.depth, column, sums.at + column, sums.stride, begin,
+                std::min(p.depth, begin + slice));
+}
+
+// A slice of a panel as floats [kSlice][32].
+template <class Format>
+void unpack_slice(const uint8_t* panel, int64_t depth, int64_t begin, int64_t end, float* to) {
+    for (int column = 0; column < kPanel; column += kTileColumns) {
+        Format format(panel, depth, column);
+        for (int64_t k = begin; k < end; k += Format::kStep) {
+            if (k == begin || (Format::kGroup && k % Format::kGroup == 0)) format.enter(k);
+            const typename Format::Codes codes = format.load(k);
+            float* at = to + (k - begin) * kPanel + column;
+#pragma GCC unroll 8
+            for (int j = 0; j < Format::kStep; ++j)
+#pragma GCC unroll 4
+                for (int v = 0; v < kTileVectors; ++v)
+                    store(at + j * kPanel + v * kLanes, format.weight(codes, j, v));
+        }
+    }
+}
+
+// A panel for many rows: each slice is made floats once and used for every tile of rows.
+template <class Format>
+void many_rows(const Problem& p, const uint8_t* panel, Sums sums) {
+    constexpr bool kUnpack = !std::is_same<Format, Float32>::value;
+    alignas(64) float unpacked[kUnpack ? kSlice * kPanel : 1];
+    for (int64_t begin = 0; begin < p.depth; begin += kSlice) {
+        const int64_t end = std::min(p.depth, begin + kSlice);
+        const uint8_t* slice = panel + begin * kPanel * sizeof(float);
+        if (kUnpack) {
+            unpack_slice<Format>(panel, p.depth, begin, end, unpacked);
+            slice = reinterpret_cast<const uint8_t*>(unpacked);
+        }
+        for (int64_t row = 0; row < p.rows; row += kTileRows) {
+            const int64_t height = std::min<int64_t>(kTileRows, p.rows - row);
+            for (int column = 0; column < kPanel; column += kTileColumns)
+                Tiles<Float32>::kSingle[height](
+                    p.x + row * p.depth + begin * height, slice, end - begin, column,
+                    sums.at + row * sums.stride + column, sums.stride, 0, end - begin);
+        }
+    }
+}
+
+// Panels [first, last): one thread's share.
+template <class Format>
+void run_panels(const Problem& p, int64_t first, int64_t last, float* spare) {
+    const int64_t bytes = Format::panel_bytes(p.depth);
+    for (int64_t index = first; index < last; ++index) {
+        const uint8_t* panel = p.panels + index * bytes;
+        const Sums sums = begin_sums(p, index, spare);
+        if (p.rows > kTileRows) {
+            many_rows<Format>(p, panel, sums);
+        } else if (p.rows <= kFewRows && index + 1 < last && (index + 2) * kPanel <= p.columns) {
+            begin_sums(p, ++index, spare);
+            few_rows<Format>(p, panel, sums, 2 * kPanel);
+        } else {
+            few_rows<Format>(p, panel, sums, kPanel);
+        }
+        end_sums(p, index, spare);
+    }
+}
+
+// Below this many multiply-adds waking the threads costs more than it saves.
+constexpr int64_t kMinParallelWork = 1 << 17;
+
+// y = x W^T + b. `workspace` must hold rows * (depth + 32) floats.
+template <class Format>
+void run_linear(const float* x, int64_t ldx, Problem problem, float* workspace, int64_t threads) {
+    const int64_t rows = problem.rows, depth = problem.depth;
+    const int64_t tiles = (rows + kTileRows - 1) / kTileRows;
+    const int64_t count = (problem.columns + kPanel - 1) / kPanel;
+    const int64_t team = rows * problem.columns * depth < kMinParallelWork ? 1 : threads;
+    // One row is packed as it stands.
+    problem.x = rows == 1 ? x : workspace;
+#pragma omp parallel num_threads(team) if (team > 1)
+    {
+        if (rows > 1) {
+#pragma omp for schedule(static)
+            for (int64_t t = 0; t < tiles; ++t) {
+                const int64_t row = t * kTileRows;
+                pack_rows(x + row * ldx, ldx, workspace + row * depth,
+                          std::min<int64_t>(kTileRows, rows - row), depth);
+            }
+        }
+        // Shares of neighbouring panels, so that each thread reads one stretch of memory.
+#pragma omp for schedule(static)
+        for (int64_t share = 0; share < team; ++share)
+            run_panels<Format>(problem, count * share / team, count * (share + 1) / team,
+                               workspace + rows * depth);
+    }
+}
+
+}  // namespace
+}  // namespace slipstream

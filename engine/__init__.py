@@ -13,6 +13,7 @@ from engine.errors import (
     EngineDeadError,
     EngineError,
     EngineStoppingError,
+    GrammarFailedError,
     InvalidRequestError,
     PromptTooLongError,
     QueueFullError,
@@ -26,6 +27,7 @@ from engine.mixin import ContinuousMixin
 from engine.paged_model import PagedModel, load, wrap
 from engine.requests import FinishReason, GenerationOutput, RequestStatus, TokenLogprobs
 from engine.resolve import ResolvedConfig
+from engine.sampling.grammar import Grammar, Matcher
 from engine.sampling.options import SamplingLimits
 from engine.sampling.parameters import SamplingParams
 from engine.statistics import EngineStatistics
@@ -44,7 +46,10 @@ __all__ = [
     "EngineStoppingError",
     "FinishReason",
     "GenerationOutput",
+    "Grammar",
+    "GrammarFailedError",
     "InvalidRequestError",
+    "Matcher",
     "PagedModel",
     "PromptTooLongError",
     "QueueFullError",

@@ -5,6 +5,7 @@
     │   ├── InvalidRequestError      a value is wrong; names the parameter
     │   ├── PromptTooLongError       the prompt does not fit the context or the cache
     │   ├── DuplicateRequestError    the request id is in use
+    │   ├── GrammarFailedError       the grammar of an answer gave up while it ran
     │   └── QueueFullError           too many requests wait; carries retry_after_seconds
     └── ServerError                  the caller cannot mend it
         ├── EngineStoppingError      the engine takes no new requests
@@ -76,6 +77,10 @@ class DuplicateRequestError(ClientError, ValueError):
             f"request id {request_id!r} is in use; ids must differ until a request ends"
         )
         self.request_id = request_id
+
+
+class GrammarFailedError(ClientError, ValueError):
+    """A grammar could not be followed to its end: it is too complex, or leaves no token."""
 
 
 class QueueFullError(ClientError):

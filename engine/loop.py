@@ -105,21 +105,29 @@ class EngineLoop:
         mailbox = self._channels.mailbox
         if self._parts.weights.have_changed():
             self._forget_computed()
+        try:
+            error = self._turn_until_told()
+            if error is None:
+                unfinished = EngineStoppingError("the engine stopped before this request completed")
+                self._end_all(mailbox.close(), unfinished)
+                self._parts.weights.remember()
+            return error
+        finally:
+            self._parts.sampler.close()
+
+    def _turn_until_told(self) -> BaseException | None:
+        """Take turn after turn; return what killed the loop, or None."""
         while True:
             try:
                 while self.turn():
                     pass
-                break
+                return None
             except Exception as error:
                 logger.exception("a step of the engine failed")
                 if not self.restarts.spend():
                     self._die(error)
                     return error
                 self._restart(error)
-        unfinished = EngineStoppingError("the engine stopped before this request completed")
-        self._end_all(mailbox.close(), unfinished)
-        self._parts.weights.remember()
-        return None
 
     @property
     def scheduler(self) -> Scheduler:
@@ -185,6 +193,7 @@ class EngineLoop:
         inputs = self._parts.input_builder.build(batch)
         if faults.armed:
             faults.check(FaultPoint.FORWARD, batch.requests)
+        self._parts.sampler.prepare(batch.sampling)
         logits = self._parts.runner.forward(inputs)
         if faults.armed:
             faults.check(FaultPoint.SAMPLE, batch.sampling)

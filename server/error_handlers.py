@@ -25,6 +25,7 @@ from engine import (
     EngineDeadError,
     EngineError,
     EngineStoppingError,
+    GrammarFailedError,
     InvalidRequestError,
     PromptTooLongError,
     QueueFullError,
@@ -70,6 +71,7 @@ _INVALID = ErrorMapping(400, "invalid_request_error", "invalid_value")
 
 ERROR_TABLE: Mapping[type[EngineError], ErrorMapping] = {
     InvalidRequestError: _INVALID,
+    GrammarFailedError: ErrorMapping(400, "invalid_request_error", "grammar_failed"),
     PromptTooLongError: ErrorMapping(400, "invalid_request_error", "context_length_exceeded"),
     QueueFullError: ErrorMapping(429, "rate_limit_error", "rate_limit_exceeded"),
     # Ids are made here and are unique, so that this one is our own fault.

@@ -25,6 +25,7 @@ KNOWN_OPTIONS = (
     "forced_bos_token_id",
     "forced_eos_token_id",
     "frequency_penalty",
+    "grammar",
     "ignore_eos",
     "logit_bias",
     "max_new_tokens",

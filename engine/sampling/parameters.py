@@ -14,6 +14,7 @@ from transformers import GenerationConfig
 
 from engine.errors import InvalidRequestError, PromptTooLongError
 from engine.sampling.checks import as_bias, as_int
+from engine.sampling.grammar import Grammar, resolve_grammar
 from engine.sampling.options import Options, SamplingLimits
 from engine.sampling.random import MASK_64, derive_seed
 from engine.sampling.stop_strings import StopStrings, make_stop_strings
@@ -60,6 +61,7 @@ class SamplingParams:
         max_seconds: Ends the answer with reason length at the first token after this long.
         stop_strings: End the answer with reason stop once min_new_tokens are there; None has none.
         processors: transformers' logits processors for this request; None has none.
+        grammar: What the answer must follow; None has none.
         top_logprobs: Alternatives to report at each position; None reports nothing.
         prompt_logprobs: The same for the prompt's positions.
     """
@@ -80,6 +82,7 @@ class SamplingParams:
     max_seconds: float = math.inf
     stop_strings: StopStrings | None = None
     processors: TokenProcessors | None = None
+    grammar: Grammar | None = None
     top_logprobs: int | None = None
     prompt_logprobs: int | None = None
 
@@ -149,6 +152,7 @@ def resolve_sampling(
         max_seconds=read.number("max_time", math.inf, 0.0, math.inf),
         stop_strings=make_stop_strings(read),
         processors=make_processors(read, answer),
+        grammar=resolve_grammar(read, eos),
         top_logprobs=_resolve_report(read, "top_logprobs"),
         prompt_logprobs=_resolve_report(read, "prompt_logprobs"),
     )

@@ -6,7 +6,8 @@
       penalise            repetition, then frequency and presence           |  in place, on a copy
                           Stage.BAN                                         |  that the caller owns
       mask_tokens         ends of the answer, while it must go on           |
-                          Stage.FORCE                                      /
+                          Stage.FORCE                                       |
+      mask_grammar        what a grammar forbids                           /
       apply_temperature                                                    \
                           Stage.HEAT                                        |
       keep_top_k          ties with the k-th are kept                       |  return a new tensor,
@@ -48,6 +49,7 @@ def edit_logits(scores: torch.Tensor, plans: Sequence[RowPlan]) -> None:
     run_processors(scores, plans, Stage.BAN)
     mask_tokens(scores, plans)
     run_processors(scores, plans, Stage.FORCE)
+    mask_grammar(scores, plans)
 
 
 def run_processors(scores: torch.Tensor, plans: Sequence[RowPlan], stage: Stage) -> None:
@@ -101,6 +103,18 @@ def mask_tokens(scores: torch.Tensor, plans: Sequence[RowPlan]) -> None:
     if blocked:
         rows, ids = _entries(scores, blocked)
         scores[rows, ids] = _REMOVED
+
+
+def mask_grammar(scores: torch.Tensor, plans: Sequence[RowPlan]) -> None:
+    """Remove what each row's grammar forbids from [n, V] fp32 scores, in place."""
+    for place, plan in enumerate(plans):
+        if plan.forbidden is None:
+            continue
+        if scores.device.type == "cpu":  # numpy's does without a team of threads
+            np.copyto(scores[place].numpy(), np.float32(_REMOVED), where=plan.forbidden)
+        else:
+            forbidden = torch.from_numpy(plan.forbidden).to(scores.device, non_blocking=True)
+            scores[place].masked_fill_(forbidden, _REMOVED)
 
 
 def shape_distribution(scores: torch.Tensor, plans: Sequence[RowPlan]) -> torch.Tensor:

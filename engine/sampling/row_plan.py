@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.requests import RequestState
+from engine.sampling.grammar_masks import Mask
 from engine.sampling.history import HistoryCache, TokenHistory
 from engine.sampling.parameters import SamplingParams
 
@@ -29,6 +30,7 @@ class RowPlan:
         history: Tokens seen so far, or None without penalties.
         blocked_ids: [M] int64, tokens that may not be drawn yet.
         token_ids: [L] int64, all tokens so far, or None without processors.
+        forbidden: [V] bool, tokens that the grammar forbids, or None without one.
     """
 
     row: int
@@ -39,6 +41,7 @@ class RowPlan:
     history: TokenHistory | None
     blocked_ids: npt.NDArray[np.int64]
     token_ids: npt.NDArray[np.int64] | None = None
+    forbidden: npt.NDArray[np.bool_] | None = None
 
     @property
     def edits_logits(self) -> bool:
@@ -47,6 +50,7 @@ class RowPlan:
             self.history is not None
             or len(self.bias_ids) > 0
             or len(self.blocked_ids) > 0
+            or self.forbidden is not None
             or (self.params.processors is not None and self.params.processors.edits)
         )
 
@@ -73,20 +77,36 @@ def is_plain_greedy(request: RequestState) -> bool:
         or params.logit_bias
         or params.has_penalties
         or params.processors is not None
+        or params.grammar is not None
         or must_continue(request)
     )
 
 
-def plan_row(
-    row: int, request: RequestState, uniform: float, histories: HistoryCache, vocab_size: int
-) -> RowPlan:
+@dataclass(frozen=True, slots=True)
+class RowInputs:
+    """What a plan needs besides its request.
+
+    Attributes:
+        uniform: The request's random number at this position.
+        histories: What requests have seen.
+        vocab_size: Width of the row.
+        mask: What the request's grammar says, or None without one.
+    """
+
+    uniform: float
+    histories: HistoryCache
+    vocab_size: int
+    mask: Mask | None = None
+
+
+def plan_row(row: int, request: RequestState, inputs: RowInputs) -> RowPlan:
     """Work out one row.
 
     Raises:
         ValueError: A token id lies outside the row, or a bias is not finite.
         TypeError: A token id or bias is no number.
     """
-    params = request.params
+    params, vocab_size, mask = request.params, inputs.vocab_size, inputs.mask
     bias_ids, bias_values = _NO_IDS, _NO_VALUES
     if params.logit_bias:
         bias_ids = _as_ids(list(params.logit_bias), vocab_size)
@@ -94,11 +114,21 @@ def plan_row(
         if not np.isfinite(bias_values).all():
             raise ValueError("logit_bias has values that are not finite")
     blocked_ids = _NO_IDS
-    if must_continue(request):
+    # Where a grammar has come to its end there is nothing to continue with.
+    if must_continue(request) and not (mask is not None and mask.must_end):
         blocked_ids = _as_ids([*params.eos_token_ids | params.stop_token_ids], vocab_size)
-    history = histories.get(request, vocab_size) if params.has_penalties else None
-    token_ids = None if params.processors is None else histories.sequence(request)
-    return RowPlan(row, params, uniform, bias_ids, bias_values, history, blocked_ids, token_ids)
+    histories = inputs.histories
+    return RowPlan(
+        row=row,
+        params=params,
+        uniform=inputs.uniform,
+        bias_ids=bias_ids,
+        bias_values=bias_values,
+        history=histories.get(request, vocab_size) if params.has_penalties else None,
+        blocked_ids=blocked_ids,
+        token_ids=None if params.processors is None else histories.sequence(request),
+        forbidden=None if mask is None else mask.blocked,
+    )
 
 
 def _as_ids(token_ids: Sequence[int], vocab_size: int) -> npt.NDArray[np.int64]:

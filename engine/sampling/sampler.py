@@ -15,30 +15,43 @@ from collections.abc import Sequence
 import torch
 
 from engine.batch import SampledTokens, ScheduledBatch
-from engine.errors import RequestFailedError
+from engine.errors import GrammarFailedError, RequestFailedError
 from engine.requests import RequestState
 from engine.sampling.draw import draw, maxima, most_likely
+from engine.sampling.grammar_masks import GrammarMasks
 from engine.sampling.history import HistoryCache
 from engine.sampling.host_row import Candidates, draw_place, log_probability, shape_row
 from engine.sampling.logprobs import describe_prompts, describe_tokens, take_rows
 from engine.sampling.processors import edit_logits, shape_distribution
 from engine.sampling.random import uniform
-from engine.sampling.row_plan import RowPlan, is_plain_greedy, plan_row
+from engine.sampling.row_plan import RowInputs, RowPlan, is_plain_greedy, plan_row
 
 # What the values of one request can raise in numpy, in torch or here. Anything else is a fault of
 # the engine and ends the step.
 _ROW_FAULTS = (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError)
 
 _NOTHING_LEFT = "its parameters leave no token to draw"
+_GRAMMAR_LEFT_NOTHING = "the grammar and the other parameters leave no token to draw"
 
 
 class Sampler:
-    """Draws the next token of each request; remembers nothing but token histories."""
+    """Draws the next token of each request; remembers token histories and grammars' states."""
 
     def __init__(self, *, return_logprobs: bool) -> None:
         """Choose whether each token's log-probability under its own distribution is reported."""
         self._return_logprobs = return_logprobs
         self._histories = HistoryCache()
+        self._masks = GrammarMasks()
+        self._vocab_size: int | None = None  # known from the first logits on
+
+    def prepare(self, requests: Sequence[RequestState]) -> None:
+        """Begin with what can be known of the next draws before their logits are; never waits."""
+        if self._vocab_size is not None:
+            self._masks.prepare(requests, self._vocab_size)
+
+    def close(self) -> None:
+        """End the thread that `prepare` may have started."""
+        self._masks.close()
 
     @torch.inference_mode()
     def sample_batch(self, logits: torch.Tensor, batch: ScheduledBatch) -> SampledTokens:
@@ -69,12 +82,14 @@ class Sampler:
         """
         assert len(logits) == len(requests), f"{len(logits)} rows, {len(requests)} requests"
         self._histories.drop_ended()
+        self._masks.drop_ended()
         raw = logits.detach().to(torch.float32)  # [N, V]
+        self._vocab_size = raw.shape[-1]
         step = _Step(raw, requests, self._return_logprobs)
         if requests and not self._return_logprobs and all(map(is_plain_greedy, requests)):
             step.take_most_likely()
         elif requests:
-            step.process(self._histories)
+            step.process(self._histories, self._masks)
         step.describe()
         return step.result
 
@@ -109,9 +124,9 @@ class _Step:
             else:
                 self._fail(row, "the model's logits are not finite")
 
-    def process(self, histories: HistoryCache) -> None:
+    def process(self, histories: HistoryCache, masks: GrammarMasks) -> None:
         """Fill in rows of any kind."""
-        plans = self._plan(histories)
+        plans = self._plan(histories, masks)
         if self._raw.device.type == "cpu":
             for plan in plans:
                 try:
@@ -134,7 +149,7 @@ class _Step:
         for row, entry in zip(rows, described, strict=True):
             self.result.token_logprobs[row] = entry
 
-    def _plan(self, histories: HistoryCache) -> list[RowPlan]:
+    def _plan(self, histories: HistoryCache, masks: GrammarMasks) -> list[RowPlan]:
         """Plan each row; one that cannot be planned fails and is left out."""
         requests, vocab_size = self._requests, self._raw.shape[-1]
         numbers = uniform(
@@ -150,7 +165,11 @@ class _Step:
                 self._fail(row, "the model's logits are not finite")
                 continue
             try:
-                plans.append(plan_row(row, request, numbers[row], histories, vocab_size))
+                mask = masks.get(request, vocab_size)
+                inputs = RowInputs(numbers[row], histories, vocab_size, mask)
+                plans.append(plan_row(row, request, inputs))
+            except GrammarFailedError as fault:
+                self.result.errors[row] = fault
             except _ROW_FAULTS as fault:
                 self._fail(row, str(fault), fault)
         return plans
@@ -163,7 +182,7 @@ class _Step:
             edit_logits(torch.from_numpy(row)[None], [plan])
         best = int(row.argmax())
         if not math.isfinite(row[best]):
-            self._fail(plan.row, _NOTHING_LEFT)
+            self._fail_empty(plan)
             return
         candidates, place = Candidates(None, row), best
         if not plan.params.greedy:
@@ -204,7 +223,7 @@ class _Step:
         alive = torch.isfinite(scores.gather(1, tokens[:, None])[:, 0]).tolist()
         for plan, is_alive in zip(plans, alive, strict=True):
             if not is_alive:  # its row holds no number from here on, and nobody reads it
-                self._fail(plan.row, _NOTHING_LEFT)
+                self._fail_empty(plan)
         if not plans[0].params.greedy:
             scores = shape_distribution(scores, plans)
             tokens = draw(scores, [plan.uniform for plan in plans], tokens)
@@ -214,6 +233,13 @@ class _Step:
             chosen = scores.log_softmax(dim=-1).gather(1, tokens[:, None])[:, 0]
             for plan, logprob in zip(plans, chosen.tolist(), strict=True):
                 self.result.logprobs[plan.row] = logprob
+
+    def _fail_empty(self, plan: RowPlan) -> None:
+        """Record that a row has no token because nothing may be drawn."""
+        if plan.forbidden is None:
+            self._fail(plan.row, _NOTHING_LEFT)
+        else:
+            self.result.errors[plan.row] = GrammarFailedError(_GRAMMAR_LEFT_NOTHING)
 
     def _fail(self, row: int, reason: str, cause: Exception | None = None) -> None:
         """Record that a row has no token."""

@@ -3,6 +3,7 @@
 import pytest
 
 from engine.sampling import sampler as sampler_module
+from engine.sampling.grammar_masks import GrammarMasks
 from engine.sampling.history import HistoryCache
 
 
@@ -12,7 +13,7 @@ def together(monkeypatch):
 
     def sample_together(logits, requests, return_logprobs=False):
         step = sampler_module._Step(logits, requests, return_logprobs)
-        plans = step._plan(HistoryCache())
+        plans = step._plan(HistoryCache(), GrammarMasks())
         step._draw_in_groups(plans)
         return step.result
 

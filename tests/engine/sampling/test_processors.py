@@ -23,7 +23,7 @@ from engine.sampling import processors
 from engine.sampling.history import HistoryCache
 from engine.sampling.host_row import places_of_largest, shape_row
 from engine.sampling.parameters import SamplingParams
-from engine.sampling.row_plan import plan_row
+from engine.sampling.row_plan import RowInputs, plan_row
 
 VOCAB = 60
 PROMPT, OUTPUT = [3, 4, 4, 9], [4, 7, 7, 7]
@@ -36,7 +36,8 @@ def plans_for(rows, vocab=VOCAB, prompt=PROMPT, output=OUTPUT):
         for place, params in enumerate(rows)
     ]
     return [
-        plan_row(place, request, 0.0, histories, vocab) for place, request in enumerate(requests)
+        plan_row(place, request, RowInputs(0.0, histories, vocab))
+        for place, request in enumerate(requests)
     ]
 
 

@@ -22,12 +22,23 @@ def accept_token(request: RequestState, sampled: SampledTokens, row: int, now: f
     request.generated_tokens.append(sampled.token_ids[row])
     if sampled.logprobs:
         request.logprobs.append(sampled.logprobs[row])
-    token_logprobs = sampled.token_logprobs[row]
+    token_logprobs = sampled.token_logprobs[row] if sampled.token_logprobs else None
     if token_logprobs is not None:
         request.token_logprobs.append(token_logprobs)
     if request.timestamps is not None:
         request.timestamps.append(now)
     _end_if_done(request, now)
+
+
+def is_usual(request: RequestState, token_id: int) -> bool:
+    """Return whether a drawn token is one more of many, and all there is to it is to keep it."""
+    params = request.params
+    return (
+        len(request.generated_tokens) + 1 < params.max_new_tokens
+        and token_id not in params.ending_token_ids
+        and request.timestamps is None
+        and params.has_plain_end
+    )
 
 
 def accept_prompt_logprobs(request: RequestState, sampled: SampledTokens) -> None:

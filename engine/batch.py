@@ -20,21 +20,24 @@ class BlockCopy:
     num_slots: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ScheduledRequest:
-    """One request's share of a step.
+    """One request's share of a step, from where the request stands until the step is taken in.
 
     Attributes:
         request: The request.
-        first_position: Position of the first token computed in this step.
         num_new_tokens: Tokens computed in this step, at least 1.
         samples: Whether these are the last missing ones, so that a token is drawn.
     """
 
     request: RequestState
-    first_position: int
     num_new_tokens: int
     samples: bool
+
+    @property
+    def first_position(self) -> int:
+        """Position of the first token computed in this step."""
+        return self.request.num_computed
 
     @property
     def num_context_tokens(self) -> int:
@@ -61,12 +64,22 @@ class ScheduledBatch:
         num_tokens: Sum of their new tokens.
         num_started: Requests that had never been scheduled before.
         block_copies: What to copy inside the cache, in this order, before the forward.
+        continues: Whether `scheduled` is the very list of the step before, each request one token
+            further on. Whoever has laid out that step can go on from it.
     """
 
     scheduled: list[ScheduledRequest]
     num_tokens: int
     num_started: int = 0
     block_copies: list[BlockCopy] = field(default_factory=list)
+    continues: bool = False
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether every request computes its one missing token."""
+        return self.num_tokens == len(self.scheduled) and all(
+            item.samples for item in self.scheduled
+        )
 
     def halves(self) -> "tuple[ScheduledBatch, ScheduledBatch]":
         """Split the batch in two; what precedes the forward has been done and is left out."""
@@ -120,9 +133,11 @@ class SampledTokens:
         token_ids: N token ids; the value in a failed row has no meaning.
         logprobs: N log-probabilities of these under the distribution they were drawn from (after
             all processors), or [] unless return_logprobs is configured.
-        token_logprobs: N entries; None where the request did not ask for top_logprobs.
+        token_logprobs: N entries, None where the request did not ask for top_logprobs; or [] if
+            none did.
         errors: Row -> what went wrong in that row; the other rows are sound.
         prompt_logprobs: Request id -> entries for its next prompt tokens, where asked for.
+        is_plain: Whether there is nothing but the token ids, one for each request.
     """
 
     token_ids: list[int]
@@ -130,3 +145,4 @@ class SampledTokens:
     token_logprobs: list[TokenLogprobs | None]
     errors: dict[int, Exception]
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
+    is_plain: bool = False

@@ -2,14 +2,40 @@
 
 Engine thread only. A decoding row costs a few Python operations, a prefilling row a few numpy ones;
 what grows with the length of a request's past is the copy of its block table, from array to array.
+A batch that goes on from the one before it only moves that one's arrays on.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from engine.batch import BatchInputs, ScheduledBatch
+from engine.batch import BatchInputs, ScheduledBatch, ScheduledRequest
+
+
+@dataclass(slots=True)
+class _Layout:
+    """A batch as arrays; T tokens of R requests.
+
+    Attributes:
+        scheduled: The requests and their shares.
+        tokens: [T] int64, their new tokens, one request's after another's.
+        positions: [T] int64, where each stands in its request.
+        slots: [T] int64, where each one's key and value go.
+        block_table: [R, B] int32.
+        query_starts: R + 1 offsets into T.
+        sample_indices: [N] int64.
+    """
+
+    scheduled: list[ScheduledRequest]
+    tokens: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    slots: NDArray[np.int64]
+    block_table: NDArray[np.int32]
+    query_starts: list[int]
+    sample_indices: NDArray[np.int64]
 
 
 class InputBuilder:
@@ -27,9 +53,44 @@ class InputBuilder:
         self._page_size = page_size
         self._device = device
         self._table_width = table_width
+        self._last: _Layout | None = None
 
     def build(self, batch: ScheduledBatch) -> BatchInputs:
-        """Lay the requests' new tokens one after another."""
+        """Lay the requests' new tokens one after another.
+
+        The tensors of a batch that continues another take the other's place in memory.
+        """
+        last = self._last
+        if batch.continues and last is not None and last.scheduled is batch.scheduled:
+            self._move_on(last)
+            lengths = (last.positions + 1).tolist()
+        else:
+            last = self._last = self._lay_out(batch)
+            lengths = [item.num_context_tokens for item in batch.scheduled]
+        return BatchInputs(
+            input_ids=self._on_device(last.tokens)[None],
+            position_ids=self._on_device(last.positions)[None],
+            slots=self._on_device(last.slots),
+            block_table=torch.from_numpy(last.block_table),
+            query_starts=last.query_starts,
+            context_lengths=lengths,
+            sample_indices=self._on_device(last.sample_indices),
+        )
+
+    def _move_on(self, last: _Layout) -> None:
+        """Move each row on by one position."""
+        last.tokens[:] = [item.request.generated_tokens[-1] for item in last.scheduled]
+        last.positions += 1
+        last.slots += 1
+        for row in np.flatnonzero(last.positions % self._page_size == 0).tolist():
+            block_ids = last.scheduled[row].request.block_ids
+            page = len(block_ids) - 1
+            if page >= last.block_table.shape[1]:
+                last.block_table = np.pad(last.block_table, ((0, 0), (0, 1)))
+            last.block_table[row, page] = block_ids[page]
+            last.slots[row] = block_ids[page] * self._page_size
+
+    def _lay_out(self, batch: ScheduledBatch) -> _Layout:
         num_tokens = batch.num_tokens
         tokens = np.empty(num_tokens, dtype=np.int64)
         positions = np.empty(num_tokens, dtype=np.int64)
@@ -59,14 +120,9 @@ class InputBuilder:
             if item.samples:
                 sample_indices.append(stop - 1)
         sample_indices += _prompt_indices(batch, query_starts)
-        return BatchInputs(
-            input_ids=self._on_device(tokens)[None],
-            position_ids=self._on_device(positions)[None],
-            slots=self._on_device(slots),
-            block_table=torch.from_numpy(block_table),
-            query_starts=query_starts,
-            context_lengths=[item.num_context_tokens for item in batch.scheduled],
-            sample_indices=self._on_device(np.array(sample_indices, dtype=np.int64)),
+        indices = np.array(sample_indices, dtype=np.int64)
+        return _Layout(
+            batch.scheduled, tokens, positions, slots, block_table, query_starts, indices
         )
 
     def _width_for(self, batch: ScheduledBatch) -> int:
@@ -74,7 +130,7 @@ class InputBuilder:
         only_rows = batch.num_tokens == len(batch.scheduled)
         return max(widest, self._table_width) if only_rows else widest
 
-    def _on_device(self, values: np.ndarray[tuple[int], np.dtype[np.int64]]) -> torch.Tensor:
+    def _on_device(self, values: NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(values).to(self._device)
 
 

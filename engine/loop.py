@@ -193,7 +193,7 @@ class EngineLoop:
         inputs = self._parts.input_builder.build(batch)
         if faults.armed:
             faults.check(FaultPoint.FORWARD, batch.requests)
-        self._parts.sampler.prepare(batch.sampling)
+        self._parts.sampler.prepare(batch)
         logits = self._parts.runner.forward(inputs)
         if faults.armed:
             faults.check(FaultPoint.SAMPLE, batch.sampling)
@@ -246,7 +246,7 @@ class EngineLoop:
         ended = {
             output.request_id: self._requests.pop(output.request_id)
             for output in outputs
-            if output.is_finished()
+            if output.is_last
         }
         # Requests that end without ever having been scheduled still held a place in the queue.
         self._release_places(sum(request.lifespan[0] < 0 for request in ended.values()))

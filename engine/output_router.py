@@ -96,14 +96,22 @@ class OutputRouter:
             Request id -> why its output could not be handed over.
         """
         undelivered: dict[str, Exception] = {}
+        if self._faults.armed:
+            outputs = self._take_out_faults(outputs, undelivered)
         by_loop: dict[asyncio.AbstractEventLoop, _Calls] = {}
         unhandled: list[GenerationOutput] = []
+        handlers = self._handlers
         with self._lock:
             for output in outputs:
-                try:
-                    self._route(output, by_loop, unhandled)
-                except Exception as error:  # noqa: BLE001 - the ring around one output
-                    undelivered[output.request_id] = error
+                registration = handlers.get(output.request_id)
+                if registration is None:
+                    unhandled.append(output)
+                    continue
+                if output.is_last:
+                    del handlers[output.request_id]
+                if registration.loop is not None:
+                    calls = by_loop.setdefault(registration.loop, [])
+                    calls.append((registration.callback, output))
             if unhandled:
                 # Under the lock, so that `take_over` finds each output here or there.
                 self.store.put(unhandled)
@@ -114,24 +122,20 @@ class OutputRouter:
                 undelivered.update(self._give_up(calls, error))
         return undelivered
 
-    def _route(
-        self,
-        output: GenerationOutput,
-        by_loop: dict[asyncio.AbstractEventLoop, _Calls],
-        unhandled: list[GenerationOutput],
-    ) -> None:
-        """Sort one output by where it goes."""
-        # What tells of a failure is let through: the failure may be this one.
-        if self._faults.armed and output.status is not RequestStatus.FAILED:
-            self._faults.check(FaultPoint.DELIVER, [output])
-        registration = self._handlers.get(output.request_id)
-        if registration is None:
-            unhandled.append(output)
-            return
-        if output.is_finished():
-            del self._handlers[output.request_id]
-        if registration.loop is not None:
-            by_loop.setdefault(registration.loop, []).append((registration.callback, output))
+    def _take_out_faults(
+        self, outputs: Sequence[GenerationOutput], undelivered: dict[str, Exception]
+    ) -> list[GenerationOutput]:
+        """Return the outputs without those for which a fault is armed."""
+        sound = []
+        for output in outputs:
+            try:
+                # What tells of a failure is let through: the failure may be this one.
+                if output.status is not RequestStatus.FAILED:
+                    self._faults.check(FaultPoint.DELIVER, [output])
+                sound.append(output)
+            except Exception as error:  # noqa: BLE001 - the ring around one output
+                undelivered[output.request_id] = error
+        return sound
 
     def _give_up(self, calls: _Calls, error: Exception) -> dict[str, Exception]:
         """Note that an event loop takes nothing any more; return the requests that go on for it."""

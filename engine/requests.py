@@ -68,89 +68,121 @@ class GenerationOutput:
     Attributes:
         request_id: The request's id.
         status: The request's status at this moment.
-        error: Text of the error that ended the request, or None.
-        exception: The error itself, or None.
-        created_time: When the request was added (`time.perf_counter`), in seconds.
-        lifespan: When it was first scheduled and when it ended, in the same clock; -1 if not yet.
-        finish_reason: Why it ended; None while it runs.
-        stop_reason: What ended it: one of stop_token_ids or of stop_strings, or None.
-        num_cached_tokens: Prompt tokens whose keys and values came from the prefix cache.
         num_preemptions: How often its blocks were taken and recomputed.
-        new_tokens: Tokens since the previous output, at most all of them.
-        new_logprobs: `TokenLogprobs` of new_tokens; empty unless top_logprobs was asked for.
+        is_last: What `is_finished` returns.
     """
 
     __slots__ = (
-        "_generated", "_logprobs", "_num_generated", "_num_prompt_logprobs", "_prompt",
-        "_prompt_logprobs", "_timestamps", "_token_logprobs",
-        "created_time", "error", "exception", "finish_reason", "lifespan", "new_logprobs",
-        "new_tokens", "num_cached_tokens", "num_preemptions", "request_id", "status", "stop_reason",
+        "_num_before", "_num_generated", "_state",
+        "is_last", "num_preemptions", "request_id", "status",
     )  # fmt: skip
 
-    def __init__(self, state: "RequestState") -> None:
-        """Take a snapshot of a request; marks its tokens as delivered by this output."""
-        first_new = state.num_delivered
+    def __init__(self, state: "RequestState", num_before: int, *, is_last: bool) -> None:
+        """Take a snapshot of a request.
+
+        Args:
+            state: The request.
+            num_before: Generated tokens that its earlier outputs have carried.
+            is_last: Whether the request has ended.
+        """
+        # One of these is made for each streamed token: few assignments, the rest when it is read.
+        self._state = state
+        self._num_before = num_before
+        self._num_generated = len(state.generated_tokens)
+        self.is_last = is_last
         self.request_id = state.request_id
         self.status = state.status
-        self.exception = state.exception
-        self.error = None if state.exception is None else str(state.exception)
-        self.created_time = state.created_time
-        self.lifespan = state.lifespan
-        self.finish_reason = state.finish_reason
-        self.stop_reason = state.stop_reason
-        self.num_cached_tokens = state.num_cached_tokens
         self.num_preemptions = state.num_preemptions
-        self.new_tokens = state.generated_tokens[first_new:]
-        self.new_logprobs = state.token_logprobs[first_new:]
-        self._num_generated = len(state.generated_tokens)
-        self._prompt = state.prompt_ids
-        self._generated = state.generated_tokens
-        self._logprobs = state.logprobs
-        self._token_logprobs = state.token_logprobs
-        self._timestamps = state.timestamps
-        self._prompt_logprobs = state.prompt_logprobs
-        self._num_prompt_logprobs = len(state.prompt_logprobs or ())
+
+    @property
+    def exception(self) -> BaseException | None:
+        """The error that ended the request, or None."""
+        return self._state.exception if self.is_last else None
+
+    @property
+    def error(self) -> str | None:
+        """Text of the error that ended the request, or None."""
+        return None if self.exception is None else str(self.exception)
+
+    @property
+    def created_time(self) -> float:
+        """When the request was added (`time.perf_counter`), in seconds."""
+        return self._state.created_time
+
+    @property
+    def lifespan(self) -> tuple[float, float]:
+        """When it was first scheduled and when it ended, in the same clock; -1 if not yet."""
+        return self._state.lifespan if self.is_last else (self._state.lifespan[0], -1.0)
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why it ended; None while it runs."""
+        return self._state.finish_reason if self.is_last else None
+
+    @property
+    def stop_reason(self) -> int | str | None:
+        """What ended it: one of stop_token_ids or of stop_strings, or None."""
+        return self._state.stop_reason if self.is_last else None
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens whose keys and values came from the prefix cache."""
+        return self._state.num_cached_tokens
+
+    @property
+    def new_tokens(self) -> list[int]:
+        """Tokens since the previous output, at most all of them."""
+        return self._state.generated_tokens[self._num_before : self._num_generated]
+
+    @property
+    def new_logprobs(self) -> list[TokenLogprobs]:
+        """`TokenLogprobs` of new_tokens; empty unless top_logprobs was asked for."""
+        return self._state.token_logprobs[self._num_before : self._num_generated]
 
     @property
     def prompt_ids(self) -> list[int]:
         """The prompt's token ids."""
-        return self._prompt.copy()
+        return self._state.prompt_ids.copy()
 
     @property
     def generated_tokens(self) -> list[int]:
         """All tokens generated up to this output, the end-of-sequence token included."""
-        return self._generated[: self._num_generated]
+        return self._state.generated_tokens[: self._num_generated]
 
     @property
     def logprobs(self) -> list[float]:
         """Log-probability of each generated token; [] unless return_logprobs is configured."""
-        return self._logprobs[: self._num_generated]
+        return self._state.logprobs[: self._num_generated]
 
     @property
     def token_logprobs(self) -> list[TokenLogprobs]:
         """Log-probabilities with alternatives; [] unless top_logprobs was asked for."""
-        return self._token_logprobs[: self._num_generated]
+        return self._state.token_logprobs[: self._num_generated]
 
     @property
     def prompt_logprobs(self) -> list[TokenLogprobs | None] | None:
-        """What the model says of each prompt token, None for the first; None if not asked for."""
-        known = self._prompt_logprobs
-        return None if known is None else known[: self._num_prompt_logprobs]
+        """What the model says of each prompt token, None for the first; None if not asked for.
+
+        They are complete before the first token is generated.
+        """
+        known = self._state.prompt_logprobs
+        return None if known is None else known.copy()
 
     @property
     def timestamps(self) -> list[float] | None:
         """When each token was accepted (`time.perf_counter`), or None if not recorded."""
-        return None if self._timestamps is None else self._timestamps[: self._num_generated]
+        times = self._state.timestamps
+        return None if times is None else times[: self._num_generated]
 
     def is_finished(self) -> bool:
         """Return whether this is the request's terminal output, whatever ended it."""
-        return self.status >= RequestStatus.FINISHED
+        return self.is_last
 
     def __repr__(self) -> str:
         """Show what one looks for in a log, not the whole token lists."""
         return (
             f"GenerationOutput({self.request_id!r}, {self.status.name}, "
-            f"{len(self._prompt)} prompt tokens, {self._num_generated} generated, "
+            f"{len(self._state.prompt_ids)} prompt tokens, {self._num_generated} generated, "
             f"error={self.error!r})"
         )
 
@@ -275,6 +307,11 @@ class RequestState:
             row = self._block_row = np.array(self.block_ids, dtype=np.int32)
         return row
 
+    def let_go(self) -> None:
+        """Drop what only a request that may still run needs; its outputs may live for long."""
+        self.parent = None
+        self.block_names = []
+
     def forget_blocks(self) -> None:
         """Go back to where nothing was computed; whoever owns the blocks has them already."""
         self.block_ids.clear()
@@ -301,6 +338,6 @@ class RequestState:
 
     def make_output(self) -> GenerationOutput:
         """Return a snapshot that carries what is new since the previous one."""
-        output = GenerationOutput(self)
+        output = GenerationOutput(self, self.num_delivered, is_last=self.is_finished())
         self.num_delivered = len(self.generated_tokens)
         return output

@@ -16,69 +16,16 @@ prompts are: a head of the queue that does not fit is not looked at again before
 import itertools
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from engine.acceptance import accept_prompt_logprobs, accept_token
-from engine.batch import BlockCopy, SampledTokens, ScheduledBatch, ScheduledRequest
+from engine.acceptance import accept_prompt_logprobs, accept_token, is_usual
+from engine.batch import BlockCopy, SampledTokens, ScheduledBatch
 from engine.cache.block_manager import BlockManager
 from engine.errors import EngineError, RequestFailedError
 from engine.requests import FinishReason, GenerationOutput, RequestState, RequestStatus
 from engine.step_cost import StepPace
+from engine.step_plan import StepPlan
 from engine.waiting_queue import WaitingQueue, rank
-
-
-@dataclass(slots=True)
-class StepPlan:
-    """A batch while it is being put together.
-
-    Attributes:
-        budget: Tokens that may still be added.
-        prompt_budget: Of these, tokens of requests that have more than one to compute.
-        scheduled: The shares given so far, by request id.
-        deferred: Running requests that left their share to others; what remains is theirs.
-        num_started: Requests that had never been scheduled before.
-        preempted: Whether a request gave way because blocks ran out.
-    """
-
-    budget: int
-    prompt_budget: int
-    scheduled: dict[str, ScheduledRequest] = field(default_factory=dict)
-    deferred: list[RequestState] = field(default_factory=list)
-    num_started: int = 0
-    preempted: bool = False
-
-    def is_full(self) -> bool:
-        """Return whether no new request can get a share."""
-        return self.budget == 0 or self.prompt_budget == 0
-
-    def num_tokens_for(self, request: RequestState) -> int:
-        """Return how large a share the request can have."""
-        missing = request.num_missing_tokens
-        return min(missing, self.budget, self.prompt_budget if missing > 1 else 1)
-
-    def take(self, request: RequestState, num_new: int) -> None:
-        """Give a request its share."""
-        samples = num_new == request.num_missing_tokens
-        share = ScheduledRequest(request, request.num_computed, num_new, samples)
-        self.scheduled[request.request_id] = share
-        self._spend(share, 1)
-
-    def take_row(self, request: RequestState) -> None:
-        """Give a request the one token that it has to compute."""
-        share = ScheduledRequest(request, request.num_computed, 1, True)
-        self.scheduled[request.request_id] = share
-        self.budget -= 1
-
-    def take_back(self, request: RequestState) -> None:
-        """Undo `take`, if it was called for this request."""
-        share = self.scheduled.pop(request.request_id, None)
-        if share is not None:
-            self._spend(share, -1)
-
-    def _spend(self, share: ScheduledRequest, sign: int) -> None:
-        self.budget -= sign * share.num_new_tokens
-        if share.num_new_tokens > 1 or not share.samples:
-            self.prompt_budget -= sign * share.num_new_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +74,7 @@ class Scheduler:
         self._pace = pace or StepPace()
         self._copies: list[BlockCopy] = []
         self._blocked: _BlockedHead | None = None
+        self._repeatable: ScheduledBatch | None = None
         self._arrivals = itertools.count()
         self._max_batch_tokens = max_batch_tokens
         self._max_requests = max_requests
@@ -149,6 +97,29 @@ class Scheduler:
 
     def schedule_batch(self) -> ScheduledBatch:
         """Put the next step together; it is empty only if there are no requests."""
+        batch = self._repeat_batch() or self._make_batch()
+        self._pace.note_scheduled(batch)
+        return batch
+
+    def _repeat_batch(self) -> ScheduledBatch | None:
+        """Return the last batch once more, or None if there is something to decide.
+
+        As long as nobody comes, ends or gives way, decoding goes on as it is. Most steps are such.
+        """
+        last = self._repeatable
+        if last is None or (self.waiting and not self.is_closed()):
+            return None
+        page_size = self.blocks.page_size
+        for item in last.scheduled:
+            num_computed = item.request.num_computed
+            if num_computed % page_size == 0 and not self.blocks.extend(
+                item.request, num_computed + 1
+            ):
+                return None
+        return ScheduledBatch(last.scheduled, last.num_tokens, continues=True)
+
+    def _make_batch(self) -> ScheduledBatch:
+        """Decide anew who gets which share."""
         decoding: list[RequestState] = []
         prefilling: list[RequestState] = []
         for request in self.running.values():
@@ -165,19 +136,24 @@ class Scheduler:
             self._give_back(plan)
         copies, self._copies = self._copies, []
         scheduled = list(plan.scheduled.values())
-        batch = ScheduledBatch(scheduled, budget - plan.budget, plan.num_started, copies)
-        self._pace.note_scheduled(batch)
-        return batch
+        return ScheduledBatch(scheduled, budget - plan.budget, plan.num_started, copies)
 
     def update(self, batch: ScheduledBatch, sampled: SampledTokens) -> list[GenerationOutput]:
         """Take the results of a step into the requests' state; return what is to be delivered."""
         self._pace.note_computed(batch)
+        is_decode = batch.continues or batch.is_decode
+        # Forgotten again by whatever ends a request or takes its blocks.
+        self._repeatable = (
+            batch if is_decode and len(batch.scheduled) == len(self.running) else None
+        )
+        if is_decode and sampled.is_plain:
+            return self._update_decoding(batch, sampled)
         outputs: list[GenerationOutput] = []
         now = time.perf_counter()
         row = 0
         for item in batch.scheduled:
             request = item.request
-            request.num_computed = item.num_context_tokens
+            request.num_computed += item.num_new_tokens
             if sampled.prompt_logprobs:
                 accept_prompt_logprobs(request, sampled)
             if not item.samples:
@@ -196,6 +172,33 @@ class Scheduler:
             row += 1
         return outputs
 
+    def _update_decoding(
+        self, batch: ScheduledBatch, sampled: SampledTokens
+    ) -> list[GenerationOutput]:
+        """Like `update`, where every request gets a token and nothing else."""
+        outputs: list[GenerationOutput] = []
+        page_size = self.blocks.page_size
+        now = time.perf_counter()
+        # Once per token of every stream: nothing is called that need not be.
+        for row, (item, token_id) in enumerate(
+            zip(batch.scheduled, sampled.token_ids, strict=True)
+        ):
+            request = item.request
+            request.num_computed += 1
+            if request.num_computed % page_size == 0:
+                self.blocks.commit(request)
+            if is_usual(request, token_id):
+                request.generated_tokens.append(token_id)
+                if request.streaming:
+                    outputs.append(request.make_output())
+                continue
+            accept_token(request, sampled, row, now)
+            if request.is_finished():
+                self._release(request)
+            if request.streaming or request.is_finished():
+                outputs.append(request.make_output())
+        return outputs
+
     def cancel(self, request: RequestState) -> GenerationOutput:
         """End a request because its caller wants no more of it."""
         return self._end(request, RequestStatus.CANCELLED, FinishReason.CANCELLED, None)
@@ -207,6 +210,7 @@ class Scheduler:
     def preempt(self, request: RequestState) -> None:
         """Take a running request's blocks; it is swapped back or computed again later."""
         del self.running[request.request_id]
+        self._repeatable = None
         copies = self.blocks.host.save(request)
         self._copies += copies
         self.num_swapped_out += bool(copies)
@@ -215,6 +219,22 @@ class Scheduler:
         request.num_preemptions += 1
         self.num_preemptions += 1
         self.waiting.push(request)
+
+    def is_closed(self) -> bool:
+        """Return whether no waiting request can start before a running one ends."""
+        return len(self.running) >= min(self._max_requests, self._max_batch_tokens) or (
+            self._blocked is not None and self._is_blocked(self.waiting.first())
+        )
+
+    def _is_blocked(self, request: RequestState) -> bool:
+        """Return whether a request that did not fit before would not fit now, either."""
+        blocked = self._blocked
+        return (
+            blocked is not None
+            and blocked.request is request
+            and blocked.num_free_needed > self.blocks.pool.num_free
+            and not self.blocks.is_cached(request, blocked.num_matched_blocks)
+        )
 
     def make_budget(self, plan: StepPlan, request: RequestState) -> bool:
         """Take tokens of a full step from others for a waiting request; return whether it did."""
@@ -284,12 +304,10 @@ class Scheduler:
         Returns:
             How many free blocks it lacks; 0 if it may start.
         """
-        pool, blocked = self.blocks.pool, self._blocked
+        pool = self.blocks.pool
         reserved = self._num_reserved_blocks if self.running else 0
-        if self.running and blocked is not None and blocked.request is request:
-            lacking = blocked.num_free_needed - pool.num_free
-            if lacking > 0 and not self.blocks.is_cached(request, blocked.num_matched_blocks):
-                return lacking
+        if self.running and self._blocked is not None and self._is_blocked(request):
+            return self._blocked.num_free_needed - pool.num_free
         self._blocked = None
         num_free = pool.num_free
         copy = self.blocks.attach_prefix(request)
@@ -308,6 +326,7 @@ class Scheduler:
         """Let a request run that holds the cached part of its prefix."""
         self.waiting.remove(request)
         self.running[request.request_id] = request
+        self._repeatable = None
         request.status = RequestStatus.PREFILLING
         if request.lifespan[0] < 0:
             plan.num_started += 1
@@ -338,8 +357,11 @@ class Scheduler:
         else:
             self.waiting.remove(request)
             self.blocks.host.drop(request)
+            request.let_go()
         return request.make_output()
 
     def _release(self, request: RequestState, *, discard: bool = False) -> None:
         del self.running[request.request_id]
+        self._repeatable = None
         self.blocks.free(request, discard=discard)
+        request.let_go()

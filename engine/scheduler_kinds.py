@@ -6,7 +6,8 @@ Engine thread only. `fifo` is `Scheduler` itself; the others say where they diff
 from collections.abc import Iterable
 
 from engine.requests import RequestState
-from engine.scheduler import Scheduler, StepPlan
+from engine.scheduler import Scheduler
+from engine.step_plan import StepPlan
 from engine.waiting_queue import rank
 
 # After this many starts the request that has waited longest goes first, whatever its priority.
@@ -72,6 +73,13 @@ class PriorityScheduler(Scheduler):
         """Take a running request's blocks; it is swapped back or computed again later."""
         request.promoted |= request.num_preemptions + 1 >= MAX_PREEMPTIONS
         super().preempt(request)
+
+    def is_closed(self) -> bool:
+        """Return whether no waiting request can start before a running one ends."""
+        first = self.waiting.first()
+        return super().is_closed() and not any(
+            self._is_before(first, running) for running in self.running.values()
+        )
 
     def make_budget(self, plan: StepPlan, request: RequestState) -> bool:
         """Let the prompt of a higher number wait; decoding requests are never left out."""

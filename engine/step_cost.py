@@ -131,5 +131,7 @@ class StepPace:
         # Where steps overlap, one begins to be computed when the one before it is.
         seconds = now - max(scheduled_at, self._last_computed_at)
         self._last_computed_at = now
-        num_rows = sum(item.num_new_tokens == 1 for item in batch.scheduled)
+        num_rows = batch.num_tokens
+        if not batch.continues:
+            num_rows = sum(item.num_new_tokens == 1 for item in batch.scheduled)
         self.cost.observe(num_rows, batch.num_tokens - num_rows, seconds)

@@ -4,8 +4,10 @@ Pure functions on the engine thread; each row's pick depends on that row and its
 Must never return a token of probability 0.
 """
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 
@@ -17,6 +19,18 @@ def most_likely(scores: torch.Tensor) -> torch.Tensor:
     if scores.device.type == "cpu":  # numpy's is vectorised: 7 times faster at [32, 49152]
         return torch.from_numpy(scores.numpy().argmax(axis=-1))
     return scores.argmax(dim=-1)
+
+
+def most_likely_ids(scores: torch.Tensor) -> list[int] | None:
+    """Return the index of each [n, V] row's maximum; None if one of them is not finite."""
+    best = most_likely(scores)
+    peaks = scores.gather(1, best[:, None])[:, 0]
+    if scores.device.type == "cpu":
+        ids: list[int] = best.tolist()
+        return ids if np.isfinite(peaks.numpy()).all() else None
+    # fp64 holds every token id exactly, so that one transfer carries both.
+    indices, values = torch.stack((best.to(torch.float64), peaks.to(torch.float64))).tolist()
+    return [int(index) for index in indices] if all(map(math.isfinite, values)) else None
 
 
 def maxima(scores: torch.Tensor) -> torch.Tensor:

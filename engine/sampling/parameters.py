@@ -64,6 +64,9 @@ class SamplingParams:
         grammar: What the answer must follow; None has none.
         top_logprobs: Alternatives to report at each position; None reports nothing.
         prompt_logprobs: The same for the prompt's positions.
+        ending_token_ids: The eos and stop ids together.
+        has_plain_end: Whether token ids and their number alone decide when the answer ends.
+        is_plain: Whether each token is the argmax of the logits as they are, but for a minimum.
     """
 
     temperature: float = 1.0
@@ -85,6 +88,23 @@ class SamplingParams:
     grammar: Grammar | None = None
     top_logprobs: int | None = None
     prompt_logprobs: int | None = None
+    # Asked for each token of each request, so worked out once.
+    ending_token_ids: frozenset[int] = field(init=False)
+    has_plain_end: bool = field(init=False)
+    is_plain: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Work out what the values together mean."""
+        set_field = object.__setattr__
+        set_field(self, "ending_token_ids", self.eos_token_ids | self.stop_token_ids)
+        set_field(self, "has_plain_end", self.stop_strings is None and self.max_seconds == math.inf)
+        is_plain = self.greedy and not (
+            self.logit_bias
+            or self.has_penalties
+            or self.processors is not None
+            or self.grammar is not None
+        )
+        set_field(self, "is_plain", is_plain)
 
     @property
     def greedy(self) -> bool:

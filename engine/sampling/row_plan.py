@@ -71,15 +71,7 @@ def must_continue(request: RequestState) -> bool:
 
 def is_plain_greedy(request: RequestState) -> bool:
     """Return whether the next token is the argmax of the row as the model computed it."""
-    params = request.params
-    return not (
-        params.temperature != 0.0
-        or params.logit_bias
-        or params.has_penalties
-        or params.processors is not None
-        or params.grammar is not None
-        or must_continue(request)
-    )
+    return request.params.is_plain and not must_continue(request)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +108,7 @@ def plan_row(row: int, request: RequestState, inputs: RowInputs) -> RowPlan:
     blocked_ids = _NO_IDS
     # Where a grammar has come to its end there is nothing to continue with.
     if must_continue(request) and not (mask is not None and mask.must_end):
-        blocked_ids = _as_ids([*params.eos_token_ids | params.stop_token_ids], vocab_size)
+        blocked_ids = _as_ids([*params.ending_token_ids], vocab_size)
     histories = inputs.histories
     return RowPlan(
         row=row,

@@ -17,7 +17,7 @@ import torch
 from engine.batch import SampledTokens, ScheduledBatch
 from engine.errors import GrammarFailedError, RequestFailedError
 from engine.requests import RequestState
-from engine.sampling.draw import draw, maxima, most_likely
+from engine.sampling.draw import draw, maxima, most_likely, most_likely_ids
 from engine.sampling.grammar_masks import GrammarMasks
 from engine.sampling.history import HistoryCache
 from engine.sampling.host_row import Candidates, draw_place, log_probability, shape_row
@@ -41,13 +41,14 @@ class Sampler:
         """Choose whether each token's log-probability under its own distribution is reported."""
         self._return_logprobs = return_logprobs
         self._histories = HistoryCache()
+        self._was_plain = False
         self._masks = GrammarMasks()
         self._vocab_size: int | None = None  # known from the first logits on
 
-    def prepare(self, requests: Sequence[RequestState]) -> None:
+    def prepare(self, batch: ScheduledBatch) -> None:
         """Begin with what can be known of the next draws before their logits are; never waits."""
-        if self._vocab_size is not None:
-            self._masks.prepare(requests, self._vocab_size)
+        if self._vocab_size is not None and not (batch.continues and self._was_plain):
+            self._masks.prepare(batch.sampling, self._vocab_size)
 
     def close(self) -> None:
         """End the thread that `prepare` may have started."""
@@ -61,8 +62,16 @@ class Sampler:
             logits: [N + P, V], in the order of `BatchInputs.sample_indices`; not changed.
             batch: The batch they were computed for.
         """
+        # A request that is plain stays so, once it is past its shortest length.
+        if batch.continues and self._was_plain:
+            sampled = sample_plain(logits)
+            if sampled is not None:
+                return sampled
         requests = batch.sampling
         count = len(requests)
+        self._was_plain = not self._return_logprobs and all(
+            is_plain_greedy(request) and request.params.top_logprobs is None for request in requests
+        )
         if len(logits) == count:
             return self.sample(logits, requests)
         sampled = self.sample(logits[:count], requests)
@@ -92,6 +101,18 @@ class Sampler:
             step.process(self._histories, self._masks)
         step.describe()
         return step.result
+
+
+def sample_plain(logits: torch.Tensor) -> SampledTokens | None:
+    """Take the most likely token of each row; None if a row has none.
+
+    Args:
+        logits: [N, V] of any float dtype, on any device; not changed.
+    """
+    token_ids = most_likely_ids(logits.detach().to(torch.float32))
+    if token_ids is None:
+        return None
+    return SampledTokens(token_ids, [], [], {}, is_plain=True)
 
 
 class _Step:

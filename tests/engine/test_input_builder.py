@@ -14,8 +14,8 @@ def scheduled(name, prompt, blocks, first, count, generated=()):
     request = make_request(name, prompt)
     request.generated_tokens.extend(generated)
     request.block_ids.extend(blocks)
-    samples = first + count == request.num_tokens
-    return ScheduledRequest(request, first, count, samples)
+    request.num_computed = first
+    return ScheduledRequest(request, count, first + count == request.num_tokens)
 
 
 def build(*items):

@@ -194,7 +194,7 @@ def test_a_cached_prefix_is_not_computed_again():
     (first,) = started(scheduler, make_request("a", prompt(9), max_new_tokens=1))
     assert first.is_finished()
     scheduler.add(make_request("b", prompt(9)))
-    batch, _ = step(scheduler)
+    batch = scheduler.schedule_batch()
     assert share(batch) == {"b": 1}
     assert batch.scheduled[0].first_position == 8
 

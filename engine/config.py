@@ -16,10 +16,12 @@ class ContinuousBatchingConfig:
 
     Attributes:
         page_size: Positions per page (one layer) and so per block (all layers), at least 4.
-        num_blocks: Blocks in the cache; None takes what fits in memory.
+        num_blocks: Blocks in the cache; None takes what fits in memory. Beside max_memory_percent
+            it is the size, and refused if it is more than that share.
         max_batch_tokens: Tokens computed in one step; None: 256 on a CPU, 8192 on a GPU.
         max_memory_percent: Share (0, 1] of the free memory for the cache, despite its name; None:
-            0.6 on a CPU, else 0.8 with logit processing and 0.9 without.
+            0.6 on a CPU, else 0.8 with logit processing (per_request_processors, or a generation
+            configuration that asks for some) and 0.9 without.
         max_requests_per_batch: Requests in one step; None: the workload hint, at most 1024.
         max_blocks_per_request: Width of the block table of flash-attn's decode path; wider batches
             take the general one. 0 turns it off, as does any device without it; None: the workload

@@ -281,7 +281,7 @@ class EngineLoop:
     def _replace_scheduler(self) -> None:
         """Take a scheduler with all blocks free; requests are to be added to it again."""
         broken, self._parts.scheduler = self._parts.scheduler, self._parts.make_scheduler()
-        self._parts.scheduler.num_preemptions = broken.num_preemptions
+        self._parts.scheduler.go_on_from(broken)
 
     def _forget_computed(self) -> None:
         """Compute everything again: what the cache holds comes from other weights."""

@@ -27,6 +27,7 @@ from engine.requests import GenerationOutput, RequestState
 from engine.resolve import resolve_config
 from engine.result_store import ResultStore
 from engine.sampling.options import SamplingLimits
+from engine.sampling.parameters import default_processes_logits
 from engine.sampling.unsupported import check_generation_config
 from engine.statistics import EngineStatistics, read_statistics
 from engine.streaming import stream_outputs
@@ -72,6 +73,9 @@ class ContinuousBatchingManager:
             workload_hints or WorkloadHints(),
             model.causal_lm,
             model.geometry,
+            processes_logits=default_processes_logits(
+                generation_config, model.causal_lm.vocab_size
+            ),
         )
         check_once(model.causal_lm, model.geometry, self.resolved_config.attention)
         self.limits = SamplingLimits(

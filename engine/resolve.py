@@ -30,8 +30,11 @@ MAX_REQUESTS_PER_BATCH = 1024
 # prefills some 300 tokens a second and core, so 256 keep the delay near half a second.
 CPU_BATCH_TOKENS = 256
 GPU_BATCH_TOKENS = 8192
+# On a CPU the cache shares the memory with everything else. On a GPU processing logits takes
+# temporary tensors of the vocabulary's width. Source: the documented engine's defaults.
 CPU_MEMORY_FRACTION = 0.6
-GPU_MEMORY_FRACTION = 0.8
+GPU_MEMORY_FRACTION = 0.9
+GPU_MEMORY_FRACTION_WITH_PROCESSING = 0.8
 SAFETY_MARGINS = {"fifo": 0.15, "prefill_first": 0.0, "priority": 0.15}
 # Five tokens a second are about as slow as people read; a GPU can do better at little cost.
 CPU_STEP_SECONDS = 0.2
@@ -113,22 +116,35 @@ def resolve_config(
     hints: WorkloadHints,
     model: CausalLM,
     geometry: ModelGeometry,
+    *,
+    processes_logits: bool = False,
 ) -> ResolvedConfig:
     """Give every open setting a value that fits this model and this machine.
 
+    Args:
+        config: What the user set.
+        hints: What is known of the work to come.
+        model: The model.
+        geometry: Its attention layers.
+        processes_logits: Whether a request that says nothing processes its logits.
+
     Raises:
         UnsupportedConfigError: A field's value is out of range, or asks for what is not there.
-        CacheTooSmallError: The memory holds fewer than two blocks, or not num_blocks of them.
+        CacheTooSmallError: The memory holds fewer than two blocks, or not num_blocks of them, or
+            max_memory_percent of it does not.
     """
     check_config(config, model.device)
     reasons: dict[str, str] = {}
     max_batch_tokens = _resolve_batch_tokens(config, model.device, reasons)
     max_requests = _resolve_requests(config, hints, max_batch_tokens, reasons)
-    block_bytes = bytes_per_block(geometry.layers, config.page_size, model.dtype)
-    reserved = _step_bytes(model, max_batch_tokens, max_requests)
-    num_blocks = _resolve_blocks(config, model, block_bytes, reserved, reasons)
+    memory = Memory(
+        available=available_bytes(model.device),
+        fraction=_resolve_fraction(config, model.device, processes_logits=processes_logits),
+        block=bytes_per_block(geometry.layers, config.page_size, model.dtype),
+        reserved=_step_bytes(model, max_batch_tokens, max_requests),
+    )
+    num_blocks = _resolve_blocks(config, memory, reasons)
     attention = _resolve_attention(config, model, geometry, reasons)
-    reasons["cache_bytes"] = f"{block_bytes:,} bytes a block"
     return ResolvedConfig(
         page_size=config.page_size,
         num_blocks=num_blocks,
@@ -137,14 +153,14 @@ def resolve_config(
         max_blocks_per_request=_resolve_table_width(config, hints, attention, reasons),
         max_model_tokens=_resolve_model_tokens(model, num_blocks * config.page_size, reasons),
         num_reserved_blocks=_resolve_reserve(config, num_blocks, reasons),
-        num_host_blocks=_resolve_host_blocks(config, model, num_blocks, block_bytes, reasons),
+        num_host_blocks=_resolve_host_blocks(config, model, num_blocks, memory.block, reasons),
         step_time_target=_resolve_step_time(config, model.device, reasons),
         max_queue_size=config.max_queue_size,
         allow_block_sharing=config.allow_block_sharing,
         scheduler_type=config.scheduler_type,
         return_logprobs=config.return_logprobs,
         seed=config.seed,
-        cache_bytes=num_blocks * block_bytes,
+        cache_bytes=num_blocks * memory.block,
         attention=attention,
         reasons=reasons,
     )
@@ -195,28 +211,64 @@ def _resolve_requests(
     return min(wanted, max_batch_tokens)
 
 
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What the cache may be made of, in bytes.
+
+    Attributes:
+        available: What the process may still take.
+        fraction: Share of it that the cache and a step's tensors may take, unless the number of
+            blocks is given and this is not.
+        block: Size of one block.
+        reserved: What a step needs beside the cache.
+    """
+
+    available: int
+    fraction: float
+    block: int
+    reserved: int
+
+
+def _resolve_fraction(
+    config: ContinuousBatchingConfig, device: torch.device, *, processes_logits: bool
+) -> float:
+    if config.max_memory_percent is not None:
+        return config.max_memory_percent
+    if device.type == "cpu":
+        return CPU_MEMORY_FRACTION
+    if processes_logits or config.per_request_processors:
+        return GPU_MEMORY_FRACTION_WITH_PROCESSING
+    return GPU_MEMORY_FRACTION
+
+
 def _resolve_blocks(
-    config: ContinuousBatchingConfig,
-    model: CausalLM,
-    block_bytes: int,
-    reserved: int,
-    reasons: dict[str, str],
+    config: ContinuousBatchingConfig, memory: Memory, reasons: dict[str, str]
 ) -> int:
-    free = available_bytes(model.device)
-    if config.num_blocks is not None:
-        if config.num_blocks * block_bytes > free:
+    """Return the number of blocks: the one that is set if the memory allows it, or what fits."""
+    reasons["cache_bytes"] = f"{memory.block:,} bytes a block"
+    wanted = config.num_blocks
+    if wanted is None:
+        reasons["num_blocks"] = (
+            f"{memory.fraction:.0%} of {memory.available / 2**30:.1f} GiB available"
+        )
+        return num_blocks_that_fit(memory.available, memory.reserved, memory.block, memory.fraction)
+    needed = wanted * memory.block
+    if needed > memory.available:
+        raise CacheTooSmallError(
+            f"num_blocks is {wanted}, which takes {needed:,} bytes, but {memory.available:,} are "
+            "available; lower it or leave it out"
+        )
+    if config.max_memory_percent is not None:
+        allowed = int(memory.available * memory.fraction)
+        if needed + memory.reserved > allowed:
             raise CacheTooSmallError(
-                f"num_blocks is {config.num_blocks}, which takes "
-                f"{config.num_blocks * block_bytes:,} bytes, but {free:,} are available; lower it "
-                "or leave it out"
+                f"num_blocks is {wanted}, which takes {needed:,} bytes and a step "
+                f"{memory.reserved:,} more, but max_memory_percent is {memory.fraction:g}, which "
+                f"allows {allowed:,} of the {memory.available:,} available; lower the one, raise "
+                "the other, or set only one of them"
             )
-        return config.num_blocks
-    fraction = config.max_memory_percent
-    if fraction is None:
-        on_cpu = model.device.type == "cpu"
-        fraction = CPU_MEMORY_FRACTION if on_cpu else GPU_MEMORY_FRACTION
-    reasons["num_blocks"] = f"{fraction:.0%} of {free / 2**30:.1f} GiB available"
-    return num_blocks_that_fit(free, reserved, block_bytes, fraction)
+        reasons["num_blocks"] = f"as set; within {memory.fraction:.0%} of the memory available"
+    return wanted
 
 
 def _resolve_reserve(

@@ -80,6 +80,12 @@ class Scheduler:
         self._max_requests = max_requests
         self._num_reserved_blocks = num_reserved_blocks
 
+    def go_on_from(self, other: "Scheduler") -> None:
+        """Take over the counters of a scheduler that this one replaces."""
+        self.num_preemptions = other.num_preemptions
+        self.num_swapped_out = other.num_swapped_out
+        self.num_swapped_in = other.num_swapped_in
+
     def add(self, request: RequestState) -> None:
         """Queue a new request."""
         request.arrival = next(self._arrivals)
@@ -126,6 +132,9 @@ class Scheduler:
             (decoding if request.num_missing_tokens == 1 else prefilling).append(request)
         limit = self._pace.chunk_limit(len(decoding))
         budget = self._max_batch_tokens
+        if limit is not None:
+            # Decoding rows keep their tokens, also where prompts come before them.
+            limit = min(limit, max(0, budget - len(decoding)))
         plan = StepPlan(budget, budget if limit is None else limit)
         for request in self.order(decoding, prefilling):
             # A request earlier in this loop may have preempted this one.

@@ -17,7 +17,11 @@ MAX_PREEMPTIONS = 4
 
 
 class PrefillFirstScheduler(Scheduler):
-    """Like `Scheduler`, but running requests that prefill go before those that decode."""
+    """Like `Scheduler`, but running requests that prefill go before those that decode.
+
+    They take the whole of a step if they can use it, unless there is a step-time target: then they
+    have what it leaves beside a token for each decoding request.
+    """
 
     def order(
         self, decoding: list[RequestState], prefilling: list[RequestState]

@@ -83,7 +83,11 @@ DIFFERENCES = {
     "per_request_processors": "Parameters per request are always accepted; both values are fine.",
     "drop_unsupported_processors": "False refuses what the sampler does not do; True warns.",
     "max_queue_size": "Bounds every request that waits for its first step, not arrivals per step.",
-    "max_memory_percent": "A share, despite its name; of what the control group leaves, too.",
+    "num_blocks": "With max_memory_percent beside it, the size of the cache, refused by name if it "
+    "and a step's tensors are more than that share of the free memory.",
+    "max_memory_percent": "A share, despite its name; of what the control group leaves, too. 0.6 "
+    "on a CPU; on a GPU 0.8 if the generation configuration processes logits or "
+    "per_request_processors is set, else 0.9.",
     "max_batch_tokens": "256 on a CPU by default, so that running streams keep their pace.",
     "safety_margin": "The share of the blocks that new requests leave free while others run.",
     "return_logprobs": "Of the distribution the token was drawn from; `top_logprobs` per request "
@@ -91,7 +95,8 @@ DIFFERENCES = {
     "auto_switch_to_flash": "Takes flash-attn on a GPU where it is installed.",
     "seed": "Requests without a seed derive theirs from it; draws never depend on the batch.",
     "scheduler_type": "fifo, prefill_first and, of ours, priority: requests take a `priority`, of "
-    "which lower ones go first; nobody starves. Another name is refused.",
+    "which lower ones go first; nobody starves. Another name is refused. Under prefill_first a "
+    "prompt goes first, but under a step_time_target it leaves each stream its token.",
     "max_blocks_per_request": "The least width of a decoding batch's block table under flash-attn. "
     "It limits no request: a wider batch has a wider table. 0 elsewhere, as in the documented "
     "engine: there every width is as good.",

@@ -7,6 +7,7 @@ runs on the caller's thread, at submit, so that a bad value never reaches the en
 
 import math
 import secrets
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -175,6 +176,27 @@ def resolve_sampling(
         grammar=resolve_grammar(read, eos),
         top_logprobs=_resolve_report(read, "top_logprobs"),
         prompt_logprobs=_resolve_report(read, "prompt_logprobs"),
+    )
+
+
+def default_processes_logits(generation_config: GenerationConfig, vocab_size: int) -> bool:
+    """Return whether requests that say nothing need tensors as wide as the vocabulary.
+
+    Args:
+        generation_config: The defaults; what is wrong with them is said to the first request.
+        vocab_size: Width of a row of logits.
+    """
+    limits = SamplingLimits(vocab_size, max_model_tokens=sys.maxsize, seed=0)
+    try:
+        params = resolve_sampling(generation_config, limits, {}, num_prompt_tokens=1)
+    except InvalidRequestError:
+        return True
+    return (
+        params.temperature not in (0.0, 1.0)
+        or (params.top_k, params.top_p, params.min_p) != (0, 1.0, 0.0)
+        or params.has_penalties
+        or params.min_new_tokens > 0
+        or params.processors is not None
     )
 
 

@@ -14,12 +14,18 @@ from engine import (
     WorkloadHints,
     resolve,
 )
+from engine import manager as manager_module
 from engine.attention import select_backend
 from engine.attention.select_backend import BackendChoice
 from engine.resolve import resolve_config
+from engine.sampling.parameters import default_processes_logits
 from tests.engine.test_config import READ_FIELDS
 
 GIB = 1 << 30
+GPU_MODEL = {
+    "device": torch.device("cuda"), "dtype": torch.float32, "vocab_size": 199, "use_kernels": False,
+    "text_config": SimpleNamespace(hidden_size=32, intermediate_size=64), "max_model_tokens": 512,
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -38,6 +44,7 @@ def resolved(tiny_model, memory):
         config = ContinuousBatchingConfig(**fields)
         return resolve_config(config, hints, tiny_model.causal_lm, tiny_model.geometry)
 
+    resolve_fields.model = tiny_model.causal_lm  # type: ignore[attr-defined]
     return resolve_fields
 
 
@@ -84,6 +91,77 @@ def test_the_cache_takes_its_share_of_the_memory(resolved, memory):
     assert resolved(max_memory_percent=0.3).cache_bytes < 0.55 * default.cache_bytes
     memory.available = 2 * GIB
     assert resolved().num_blocks > 1.9 * default.num_blocks
+
+
+GENERATION_CONFIGS = {
+    # name: (configuration, whether its requests process their logits)
+    "nothing": (GenerationConfig(), False),
+    "greedy": (GenerationConfig(do_sample=False, temperature=0.7), False),
+    "draws as the model says": (GenerationConfig(do_sample=True, top_k=0), False),
+    "draws of the best 50": (GenerationConfig(do_sample=True), True),
+    "temperature": (GenerationConfig(do_sample=True, top_k=0, temperature=0.7), True),
+    "top_p": (GenerationConfig(do_sample=True, top_k=0, top_p=0.9), True),
+    "min_p": (GenerationConfig(do_sample=True, top_k=0, min_p=0.1), True),
+    "penalty": (GenerationConfig(repetition_penalty=1.1), True),
+    "n-grams": (GenerationConfig(no_repeat_ngram_size=2), True),
+    "shortest": (GenerationConfig(min_new_tokens=1, eos_token_id=1), True),
+    "not to be read": (GenerationConfig(stop_strings=["a"]), True),
+}
+
+
+@pytest.mark.parametrize("name", GENERATION_CONFIGS)
+def test_the_default_share_on_a_gpu_depends_on_logit_processing(
+    name, monkeypatch, tiny_model, memory
+):
+    config, expected = GENERATION_CONFIGS[name]
+    assert default_processes_logits(config, vocab_size=199) is expected
+    shares = []
+
+    def note(config, memory, reasons):
+        shares.append(memory.fraction)
+        return 8
+
+    monkeypatch.setattr(resolve, "_resolve_blocks", note)
+    model = SimpleNamespace(**GPU_MODEL)
+    for fields in ({}, {"per_request_processors": True}, {"max_memory_percent": 0.25}):
+        resolve_config(
+            ContinuousBatchingConfig(**fields),
+            WorkloadHints(),
+            model,  # type: ignore[arg-type]
+            tiny_model.geometry,
+            processes_logits=expected,
+        )
+    assert shares == [0.8 if expected else 0.9, 0.8, 0.25]
+
+
+def test_a_manager_looks_at_its_generation_configuration(monkeypatch, tiny_model):
+    seen = []
+
+    def note(*arguments, **options):
+        seen.append(options)
+        return resolve_config(*arguments, **options)
+
+    monkeypatch.setattr(manager_module, "resolve_config", note)
+    small = ContinuousBatchingConfig(num_blocks=8)
+    for config in (GenerationConfig(), GenerationConfig(repetition_penalty=1.1)):
+        tiny_model.init_continuous_batching(config, small).destroy()
+    assert seen == [{"processes_logits": False}, {"processes_logits": True}]
+
+
+def test_num_blocks_and_a_share_of_the_memory_must_agree(resolved, memory):
+    """The number is the size and the share its bound; what cannot be both is refused."""
+    block_bytes = resolved(num_blocks=8).cache_bytes // 8
+    alone = GIB // block_bytes
+    assert resolved(num_blocks=alone).num_blocks == alone
+    reserved = resolve._step_bytes(resolved.model, 256, 256)
+    most = (GIB // 2 - reserved) // block_bytes
+    both = resolved(num_blocks=most, max_memory_percent=0.5)
+    assert both.num_blocks == most
+    assert "within 50% of the memory" in both.reasons["num_blocks"]
+    with pytest.raises(CacheTooSmallError, match=r"num_blocks .* max_memory_percent is 0.5"):
+        resolved(num_blocks=most + 1, max_memory_percent=0.5)
+    fits = resolved(max_memory_percent=0.5).num_blocks
+    assert most - 1 <= fits <= most
 
 
 def test_the_safety_margin_keeps_blocks_from_new_requests(resolved):

@@ -166,6 +166,35 @@ def test_streams_keep_their_pace_while_a_long_prompt_enters(kind):
     assert num_steps < 1.2 * 4_000 / ((target - engine.machine.seconds(4, 0)) / 0.004)
 
 
+@pytest.mark.parametrize("max_batch_tokens", [5, 8, 64])
+def test_a_prompt_that_goes_first_leaves_each_stream_its_token(max_batch_tokens):
+    """However much the target allows: beside a stream no prompt has the whole of a step."""
+    engine = PacedEngine(
+        Machine(),
+        1e6,
+        kind="prefill_first",
+        max_batch_tokens=max_batch_tokens,
+        max_requests=max_batch_tokens,
+    )
+    streams = engine.start(*(distinct(name, 1, max_new_tokens=5_000) for name in "abcd"))
+    engine.step()
+    engine.scheduler.add(distinct("p", 500))
+    engine.step()
+    while engine.scheduler.running["p"].num_missing_tokens > max_batch_tokens:
+        shares = engine.step()[1]
+        assert list(shares) == ["p", *(stream.request_id for stream in streams)]
+        assert list(shares.values()) == [max_batch_tokens - 4, 1, 1, 1, 1]
+
+
+def test_without_a_target_a_prompt_that_goes_first_may_have_the_whole_of_a_step():
+    """As documented: the prompts of `prefill_first` come before everything else."""
+    scheduler = make_scheduler(64, kind="prefill_first", max_batch_tokens=8)
+    started(scheduler, distinct("a", 3))
+    scheduler.add(distinct("p", 50))
+    assert share(step(scheduler)[0]) == {"a": 1, "p": 7}
+    assert share(step(scheduler)[0]) == {"p": 8}
+
+
 def test_without_a_stream_prompts_enter_as_fast_as_they_can():
     engine = PacedEngine(Machine(), 0.02)
     engine.scheduler.add(distinct("p", 4_000))

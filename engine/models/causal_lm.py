@@ -112,16 +112,28 @@ class CausalLM:
         Returns:
             [N, V] in the model's dtype.
         """
-        options = {"logits_to_keep": sample_indices} if self._takes_logits_to_keep else {}
+        with self.in_use(attention):
+            return self.compute_logits(input_ids, position_ids, sample_indices)
+
+    @contextmanager
+    def in_use(self, attention: StepAttention) -> Iterator[None]:
+        """Let the calling thread alone compute with the model, and its layers call `attention`."""
         with (
             self._turn.taken(),
             torch.inference_mode(),
             self._attention_switched(attention),
             in_place(self.replacements),
         ):
-            output = self.hf_model(
-                input_ids=input_ids, position_ids=position_ids, use_cache=False, **options
-            )
+            yield
+
+    def compute_logits(
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, sample_indices: torch.Tensor
+    ) -> torch.Tensor:
+        """Do what `forward` does, inside of `in_use`; this is what is compiled."""
+        options = {"logits_to_keep": sample_indices} if self._takes_logits_to_keep else {}
+        output = self.hf_model(
+            input_ids=input_ids, position_ids=position_ids, use_cache=False, **options
+        )
         logits: torch.Tensor = output.logits[0]
         return logits if self._takes_logits_to_keep else logits[sample_indices]
 

@@ -40,6 +40,13 @@ def load_library() -> ctypes.CDLL | None:
     return None if path is None else open_library(path)
 
 
+def kernels() -> ctypes.CDLL:
+    """Return the compiled kernels where there must be some: inside of an operator."""
+    library = load_library()
+    assert library is not None, "an operator runs on a machine that has no kernels"
+    return library
+
+
 def open_library(path: Path) -> ctypes.CDLL:
     """Load compiled kernels."""
     library = ctypes.CDLL(str(path))

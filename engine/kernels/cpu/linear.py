@@ -8,6 +8,9 @@ import ctypes
 
 import torch
 
+from engine.kernels.cpu.library import kernels
+from engine.kernels.operators import define_operator
+
 PANEL = 32
 
 
@@ -26,32 +29,63 @@ class PackedLinear:
         """
         self._library = library
         self._bias = None if bias is None else bias.detach().contiguous()
-        self._columns, self._depth = weight.shape
-        self._panels = torch.empty(-(-self._columns // PANEL), self._depth, PANEL)
+        self._columns, depth = weight.shape
+        self._panels = torch.empty(-(-self._columns // PANEL), depth, PANEL)
         source = weight.detach().contiguous()
-        library.pack_linear(source.data_ptr(), self._panels.data_ptr(), self._columns, self._depth)
+        library.pack_linear(source.data_ptr(), self._panels.data_ptr(), self._columns, depth)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return [..., N] for x [..., K], both fp32."""
-        rows = x.reshape(-1, self._depth)
-        if rows.stride(1) != 1:
-            rows = rows.contiguous()
-        num_rows = rows.shape[0]
-        if num_rows == 0:
-            return x.new_empty(*x.shape[:-1], self._columns)
-        y = torch.empty(*x.shape[:-1], self._columns)
-        threads = torch.get_num_threads()
-        workspace = torch.empty(num_rows * (self._depth + PANEL))
-        self._library.packed_linear(
-            rows.data_ptr(),
-            rows.stride(0),
-            self._panels.data_ptr(),
-            None if self._bias is None else self._bias.data_ptr(),
-            y.data_ptr(),
-            num_rows,
-            self._columns,
-            self._depth,
-            workspace.data_ptr(),
-            threads,
-        )
-        return y
+        if torch.compiler.is_compiling():
+            return _packed_linear(x, self._panels, self._bias, self._columns)
+        return packed_linear(self._library, x, self._panels, self._bias, self._columns)
+
+
+def packed_linear(
+    library: ctypes.CDLL,
+    x: torch.Tensor,
+    panels: torch.Tensor,
+    bias: torch.Tensor | None,
+    columns: int,
+) -> torch.Tensor:
+    """Return x W^T + b.
+
+    Args:
+        library: The kernels.
+        x: [..., K] fp32.
+        panels: [ceil(N / PANEL), K, PANEL], the packed weight.
+        bias: [N] fp32 or None.
+        columns: N.
+
+    Returns:
+        [..., N] fp32.
+    """
+    depth = panels.shape[1]
+    rows = x.reshape(-1, depth)
+    if rows.stride(1) != 1:
+        rows = rows.contiguous()
+    num_rows = rows.shape[0]
+    if num_rows == 0:
+        return x.new_empty(*x.shape[:-1], columns)
+    y = torch.empty(*x.shape[:-1], columns)
+    workspace = torch.empty(num_rows * (depth + PANEL))
+    library.packed_linear(
+        rows.data_ptr(),
+        rows.stride(0),
+        panels.data_ptr(),
+        None if bias is None else bias.data_ptr(),
+        y.data_ptr(),
+        num_rows,
+        columns,
+        depth,
+        workspace.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return y
+
+
+_packed_linear = define_operator(
+    "packed_linear(Tensor x, Tensor panels, Tensor? bias, int columns) -> Tensor",
+    lambda x, panels, bias, columns: packed_linear(kernels(), x, panels, bias, columns),
+    lambda x, panels, bias, columns: x.new_empty(*x.shape[:-1], columns),
+)

@@ -1,14 +1,22 @@
-"""Norms, gated activations and rotary positions, row by row; all fp32 on the CPU."""
+"""Norms, gated activations and rotary positions, row by row; all fp32 on the CPU.
+
+Each is a function on the kernels and, for the length of a compilation, an operator of torch.
+"""
 
 import ctypes
 
 import torch
+
+from engine.kernels.cpu.library import kernels
+from engine.kernels.operators import define_operator
 
 
 def rms_norm(
     library: ctypes.CDLL, x: torch.Tensor, weight: torch.Tensor, epsilon: float
 ) -> torch.Tensor:
     """Return x / sqrt(mean(x^2) + epsilon) * weight over the last dimension: [..., W]."""
+    if torch.compiler.is_compiling():
+        return _rms_norm(x, weight, epsilon)
     x = x.contiguous()
     width = x.shape[-1]
     y = torch.empty_like(x)
@@ -26,6 +34,8 @@ def rms_norm(
 
 def silu_mul(library: ctypes.CDLL, x: torch.Tensor) -> torch.Tensor:
     """Return silu(gate) * up for x = [..., gate | up] contiguous: [..., W] from [..., 2 W]."""
+    if torch.compiler.is_compiling():
+        return _silu_mul(x)
     width = x.shape[-1] // 2
     y = torch.empty(*x.shape[:-1], width)
     library.silu_mul(
@@ -51,6 +61,8 @@ def rotate(
     Raises:
         ValueError: The angles are not those of whole heads of these rows.
     """
+    if torch.compiler.is_compiling():
+        return _rotate(heads, cosines, sines)
     rows, count, width = heads.shape
     assert heads.stride()[1:] == (width, 1)
     if cosines.shape != (rows, width) or sines.shape != (rows, width) or width % 2:
@@ -74,3 +86,20 @@ def rotate(
         torch.get_num_threads(),
     )
     return y
+
+
+_rms_norm = define_operator(
+    "rms_norm(Tensor x, Tensor weight, float epsilon) -> Tensor",
+    lambda x, weight, epsilon: rms_norm(kernels(), x, weight, epsilon),
+    lambda x, weight, epsilon: x.new_empty(x.shape),
+)
+_silu_mul = define_operator(
+    "silu_mul(Tensor x) -> Tensor",
+    lambda x: silu_mul(kernels(), x),
+    lambda x: x.new_empty(*x.shape[:-1], x.shape[-1] // 2),
+)
+_rotate = define_operator(
+    "rotate(Tensor heads, Tensor cosines, Tensor sines) -> Tensor",
+    lambda heads, cosines, sines: rotate(kernels(), heads, cosines, sines),
+    lambda heads, cosines, sines: heads.new_empty(heads.shape),
+)

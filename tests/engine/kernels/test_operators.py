@@ -1,0 +1,121 @@
+"""Kernels as operators of torch: what the compiler is told of them is what they do."""
+
+import pytest
+import torch
+
+from engine.attention.interface import AttentionOptions
+from engine.attention.operator import OperatorAttention
+from engine.kernels.cpu.library import kernels
+from engine.kernels.cpu.linear import PackedLinear, packed_linear
+from engine.kernels.cpu.rows import rms_norm, rotate, silu_mul
+from engine.kernels.operators import define_operator
+
+GENERATOR = torch.Generator().manual_seed(0)
+
+
+def random(*shape):
+    return torch.randn(*shape, generator=GENERATOR)
+
+
+def linear_case(*shape, bias=True):
+    layer = PackedLinear(kernels(), random(40, 24), random(40) if bias else None)
+    return "packed_linear", packed_linear, (random(*shape), layer._panels, layer._bias, 40)
+
+
+# Heads as they lie in the product of the fused projections: rows are apart.
+HEADS = random(5, 96)[:, :64].view(5, 4, 16)
+CASES = [
+    linear_case(5, 24),
+    linear_case(1, 5, 24, bias=False),
+    linear_case(1, 0, 24),
+    ("rms_norm", rms_norm, (random(1, 5, 24), random(24), 1e-5)),
+    ("rms_norm", rms_norm, (HEADS, random(16), 1e-5)),
+    ("silu_mul", silu_mul, (random(1, 5, 24),)),
+    ("rotate", rotate, (HEADS, random(5, 16), random(5, 16))),
+    ("rotate", rotate, (random(1, 4, 16), random(1, 16), random(1, 16))),
+]
+NAMES = [f"{name}-{tuple(arguments[0].shape)}" for name, _, arguments in CASES]
+
+
+@pytest.mark.parametrize(("name", "function", "arguments"), CASES, ids=NAMES)
+def test_an_operator_is_what_its_schema_and_its_fake_say(name, function, arguments):
+    operator = getattr(torch.ops.slipstream, name).default
+    torch.library.opcheck(operator, arguments)
+    assert torch.equal(operator(*arguments), function(kernels(), *arguments))
+
+
+class Doubling:
+    """Attention that answers with twice the values, and notes what it was asked."""
+
+    def __init__(self):
+        self.calls = []
+
+    def attend(self, layer, query, key, value, options):
+        self.calls.append((layer, len(query), options))
+        return 2 * value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
+
+
+OPTIONS = [
+    AttentionOptions(0.5),
+    AttentionOptions(0.25, sliding_window=7, softcap=30.0),
+    AttentionOptions(1.0, sinks=random(4)),
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=["plain", "window", "sinks"])
+def test_attention_is_an_operator_that_hands_everything_on(options):
+    target = Doubling()
+    attention = OperatorAttention(target, torch.device("cpu"))
+    attention.num_tokens = 5
+    query, key, value = random(5, 4, 16), random(5, 2, 16), random(5, 2, 8)
+    expected = 2 * value.repeat_interleave(2, dim=1)
+    assert torch.equal(attention.attend(3, query, key, value, options), expected)
+    assert target.calls == [(3, 5, options)]
+    tensors = (query, key, value, attention._cache, options.sinks)
+    numbers = (attention._number, 3, options.scaling, options.sliding_window, options.softcap)
+    torch.library.opcheck(torch.ops.slipstream.attend.default, (*tensors, *numbers))
+
+
+def test_attention_does_not_see_padding_and_answers_it_with_zeros():
+    target = Doubling()
+    attention = OperatorAttention(target, torch.device("cpu"))
+    attention.num_tokens = 3
+    query, key, value = random(8, 4, 16), random(8, 2, 16), random(8, 2, 16)
+    result = attention.attend(0, query, key, value, OPTIONS[0])
+    assert target.calls == [(0, 3, OPTIONS[0])]
+    assert torch.equal(result[:3], 2 * value[:3].repeat_interleave(2, dim=1))
+    assert result.shape == (8, 4, 16)
+    assert not result[3:].any()
+
+
+def test_two_attentions_do_not_meet_and_one_that_is_gone_is_known_no_more():
+    targets = [Doubling(), Doubling()]
+    first, second = (OperatorAttention(target, torch.device("cpu")) for target in targets)
+    first.num_tokens = second.num_tokens = 2
+    query = random(2, 2, 4)
+    first.attend(1, query, query, query, OPTIONS[0])
+    assert [len(target.calls) for target in targets] == [1, 0]
+    cache, number = first._cache, first._number
+    del first
+    with pytest.raises(KeyError):
+        torch.ops.slipstream.attend(query, query, query, cache, None, number, 1, 1.0, None, None)
+
+
+def test_a_compiled_function_calls_the_kernels_in_one_graph():
+    library = kernels()
+    layer = PackedLinear(library, random(48, 24), None)
+    weight = random(24)
+
+    def compute(x):
+        return silu_mul(library, layer(rms_norm(library, x, weight, 1e-5)))
+
+    compiled = torch.compile(compute, fullgraph=True, backend="aot_eager")
+    for rows in (2, 3, 7):
+        x = random(rows, 24)
+        assert torch.equal(compiled(x), compute(x))
+
+
+def test_an_operator_of_another_kind_is_registered_in_the_same_way():
+    halve = define_operator("halve_for_a_test(Tensor x) -> Tensor", lambda x: x / 2, torch.clone)
+    torch.library.opcheck(torch.ops.slipstream.halve_for_a_test.default, (random(3),))
+    assert torch.equal(halve(torch.ones(2)), torch.full((2,), 0.5))

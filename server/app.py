@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from sse_starlette.sse import AppStatus
 from starlette.middleware.cors import CORSMiddleware
 
+from server.access import Authentication
 from server.engine_client import Manager
 from server.error_handlers import install_error_handlers
 from server.middleware import DrainGate, ErrorBoundary, PathRules, RequestId
@@ -50,16 +51,24 @@ def create_app(settings: Settings, model: Any, manager: Manager, tokenizer: Any)
     install_error_handlers(app)
     install_openapi(app)
     # The one added last is the outermost.
-    for layer in (DrainGate, PathRules, ErrorBoundary, RequestId):
-        app.add_middleware(layer)
-    app.add_middleware(
-        CORSMiddleware,
-        allow_origins=settings.server.allow_origins,
-        allow_methods=("*",),
-        allow_headers=("*",),
-        expose_headers=EXPOSED_HEADERS,
-    )
+    app.add_middleware(DrainGate)
+    add_outer_layers(app, settings)
     return app
+
+
+def add_outer_layers(app: FastAPI, settings: Settings) -> None:
+    """Put around an application what every request passes, whatever answers it."""
+    app.add_middleware(Authentication, keys=settings.keys)
+    for layer in (PathRules, ErrorBoundary, RequestId):
+        app.add_middleware(layer)
+    if settings.server.allow_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.server.allow_origins,
+            allow_methods=("*",),
+            allow_headers=("*",),
+            expose_headers=EXPOSED_HEADERS,
+        )
 
 
 def _make_lifespan(state: ServerState) -> Any:

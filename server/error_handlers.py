@@ -131,6 +131,8 @@ def make_answer(
     if status == 429:
         kind = "rate_limit_error"
     headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if status in (429, 503) else {}
+    if status == 401:
+        headers = {"WWW-Authenticate": "Bearer"}
     error = ErrorObject(message=_shorten(message), type=kind, param=param, code=code)
     return ErrorAnswer(status, error, headers)
 

@@ -67,6 +67,28 @@ class ModelNotFoundError(RequestError):
         )
 
 
+class AuthenticationError(RequestError):
+    """The request has no key, or one that opens nothing here."""
+
+    def __init__(self) -> None:
+        """Say how a key is given, and nothing of the one that was."""
+        super().__init__(
+            "A valid API key is needed: send it as Authorization: Bearer KEY, or as x-api-key.",
+            code="invalid_api_key",
+            status=401,
+        )
+
+
+class ForbiddenError(RequestError):
+    """The path is not for this key."""
+
+    def __init__(self) -> None:
+        """Say what would open it."""
+        super().__init__(
+            "This path needs an administrator's key.", code="permission_denied", status=403
+        )
+
+
 class DrainingError(RequestError):
     """The server is shutting down and takes no new request."""
 

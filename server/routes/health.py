@@ -33,6 +33,12 @@ async def get_live() -> dict[str, str]:
     return {"status": "live"}
 
 
+@router.get("/ping")
+async def get_ping(request: Request) -> Response:
+    """Answer as /health does, under the name that some platforms ask for."""
+    return _condition_response(state_of(request))
+
+
 @router.get("/version")
 async def get_version() -> dict[str, str]:
     """Return the version of the server."""

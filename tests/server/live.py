@@ -66,7 +66,8 @@ def run_live(
     """Serve until the block ends."""
     tokenizer = tokenizer or make_byte_level_tokenizer()
     settings = settings or Settings(
-        model=ModelSettings(served_names=("tiny", "org/tiny")), server=ServerSettings(port=0)
+        model=ModelSettings(served_names=("tiny", "org/tiny")),
+        server=ServerSettings(port=0, allow_origins=("*",)),
     )
     default = [*tokenizer.encode(TEXT, add_special_tokens=False), tokenizer.eos_token_id]
     manager = FakeManager(

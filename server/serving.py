@@ -22,7 +22,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from engine import EngineStoppingError
-from server.http_protocol import BoundedHttpProtocol
+from server.http_protocol import make_protocol
 from server.settings import ServerSettings
 from server.state import ServerState
 
@@ -98,7 +98,7 @@ def make_server(
         app,
         host=settings.host,
         port=settings.port,
-        http=BoundedHttpProtocol,
+        http=make_protocol(settings),
         ws="none",
         lifespan="on",
         log_config=None,

@@ -26,6 +26,9 @@ from server.settings import ModelSettings
 from server.startup_errors import ModelUnavailableError
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+# Where a repository can name Python code of its own.
+CODE_NAMES = ("auto_map", "trust_remote_code")
+CONFIG_FILES = ("config.json", "tokenizer_config.json", "generation_config.json")
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 
 
@@ -56,7 +59,7 @@ def find_model(settings: ModelSettings, cache: Path) -> StoredModel:
         return StoredModel(prepare_default_model(cache), DEFAULT_MODEL.name)
     local = Path(settings.path).expanduser()
     if local.is_dir():
-        _check_config(local)
+        _check_config(local, settings)
         return StoredModel(local.absolute(), local.resolve().name)
     if local.is_file():
         raise ModelUnavailableError(
@@ -68,7 +71,7 @@ def find_model(settings: ModelSettings, cache: Path) -> StoredModel:
             "org/name"
         )
     folder = _download(settings.path, settings.revision)
-    _check_config(folder)
+    _check_config(folder, settings)
     return StoredModel(folder, settings.path)
 
 
@@ -92,7 +95,7 @@ def _download(name: str, revision: str) -> Path:
     raise ModelUnavailableError(f"{at} {reason}")
 
 
-def _check_config(folder: Path) -> None:
+def _check_config(folder: Path, settings: ModelSettings) -> None:
     """Refuse a folder that is no model, or one whose code is not part of transformers."""
     path = folder / "config.json"
     try:
@@ -111,7 +114,41 @@ def _check_config(folder: Path) -> None:
             if own_code
             else f"{path} has the model type {model_type!r}, which transformers does not know"
         )
+    if not settings.allow_auto_map:
+        _refuse_own_code(folder)
     if not any(folder.glob("*.safetensors")):
         raise ModelUnavailableError(
             f"{folder} holds no *.safetensors; convert the weights, pickled files are not read"
         )
+
+
+def _refuse_own_code(folder: Path) -> None:
+    """Refuse a repository that names code of its own, at whatever depth of its configs."""
+    for name in CONFIG_FILES:
+        path = folder / name
+        try:
+            config = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, RecursionError) as error:
+            raise ModelUnavailableError(f"{path} cannot be read: {error}") from None
+        if found := _find_code_name(config):
+            raise ModelUnavailableError(
+                f"{path} names code of its own ({found}), which is never run; where transformers "
+                "has code for this model, --set model.allow_auto_map=true serves it with that"
+            )
+
+
+def _find_code_name(root: Any) -> str | None:
+    """Return the first key of a JSON value that names code, or None."""
+    waiting = [root]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            for name in CODE_NAMES:
+                if value.get(name):
+                    return name
+            waiting.extend(value.values())
+        elif isinstance(value, list):
+            waiting.extend(value)
+    return None

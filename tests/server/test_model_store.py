@@ -105,9 +105,24 @@ def test_a_model_that_needs_its_own_code_is_refused(tmp_path):
     assert "needs code of its own (auto_map), which is never run" in refusal(folder, tmp_path)
 
 
-def test_a_known_model_that_also_brings_code_is_served_without_it(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["x.Y", None]}}),
+        ("generation_config.json", {"nested": [{"trust_remote_code": True}]}),
+    ],
+)
+def test_code_is_found_wherever_a_repository_names_it(tmp_path, name, config):
+    folder = make_model(tmp_path / "m")
+    (folder / name).write_text(json.dumps(config))
+    assert f"{name} names code of its own" in refusal(folder, tmp_path)
+
+
+def test_a_known_model_that_also_brings_code_is_served_without_it_if_the_operator_says_so(tmp_path):
     folder = make_model(tmp_path / "m", auto_map={"AutoConfig": "x.Y"})
-    assert find_model(ModelSettings(path=str(folder)), tmp_path).folder == folder
+    assert "config.json names code of its own (auto_map)" in refusal(folder, tmp_path)
+    settings = ModelSettings(path=str(folder), allow_auto_map=True)
+    assert find_model(settings, tmp_path).folder == folder
 
 
 def test_an_unknown_model_type_is_refused(tmp_path):

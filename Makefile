@@ -28,7 +28,7 @@ NEED_PYTHON = command -v $(PYTHON) >/dev/null || { \
 
 help: ## Say what can be made.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "  Variables: MODEL= HOST= PORT= CONFIG= (serve), TESTS= (test), PYTHON=, SLIPSTREAM_TORCH_INDEX="
+	@echo "  Variables: MODEL= HOST= PORT= CONFIG= (serve), TESTS= (test), PYTHON=, SLIPSTREAM_API_KEY=, SLIPSTREAM_TORCH_INDEX="
 
 install: $(VENV)/.installed ## Make .venv with what serving needs.
 install-test: $(VENV)/.installed-test

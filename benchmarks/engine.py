@@ -32,8 +32,9 @@ from transformers.utils import logging as transformers_logging
 
 import engine
 from benchmarks.machine import describe_machine
+from server.environment import cache_folder
 from server.model_store import find_model
-from server.settings import ModelSettings, cache_folder
+from server.settings import ModelSettings
 
 Prompts = list[list[int]]
 Contender = Callable[[Prompts, int], int]

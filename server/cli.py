@@ -5,6 +5,7 @@ names the modules, and `_run` is the only place of the project that imports by n
 """
 
 import argparse
+import dataclasses
 import gc
 import importlib
 import json
@@ -13,19 +14,22 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from server.address import check_address
+from server.address import check_address, check_exposure
 from server.console import output_console, print_error
-from server.settings import SettingsError, calm_worker_threads, load_settings
+from server.environment import calm_worker_threads, read_keys, read_settings
+from server.setting_values import SettingsError
+from server.settings import Settings, load_settings
 from server.startup_errors import StartupError
 from server.version import VERSION
 
 # Command -> the module whose `run(settings)` does it.
-COMMANDS = {"serve": "server.launch", "fetch": "server.fetch"}
+COMMANDS = {"serve": "server.launch", "fetch": "server.fetch", "config": "server.show_config"}
 
 SERVE_EXAMPLES = """examples:
   slipstream serve                                the default model on http://127.0.0.1:8000
   slipstream serve ./my-model --port 9000         a local folder in Hugging Face format
-  slipstream serve org/name --host 0.0.0.0        a model of the hub, reachable from outside
+  slipstream serve org/name --host 0.0.0.0 --api-keys-file keys.txt
+                                                  a model of the hub, for those who have a key
   slipstream serve --config configs/cpu.toml --set engine.page_size=32 --set server.max_choices=4
 
 then, from anywhere:
@@ -36,6 +40,7 @@ EXAMPLES = """examples:
   slipstream serve             serve the default model on http://127.0.0.1:8000
   slipstream serve --help      every way to choose a model and to configure the server
   slipstream fetch             download and convert the default model, and stop
+  slipstream config            print the settings in force and where each comes from
 """
 
 
@@ -79,22 +84,13 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=SERVE_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    serve.add_argument(
-        "model",
-        nargs="?",
-        metavar="MODEL",
-        help="a local folder or a hub name; without it, the default model (135M parameters, "
-        "fetched once)",
+    _add_serve_options(serve)
+    config = commands.add_parser(
+        "config",
+        help="print the settings in force",
+        description="Print what `serve` with the same options would run with; secrets are masked.",
     )
-    serve.add_argument("--host", help="address to listen on (127.0.0.1; 0.0.0.0 for all)")
-    serve.add_argument("--port", help="port to listen on (8000; 0 takes a free one)")
-    serve.add_argument(
-        "--served-name",
-        action="append",
-        metavar="NAME",
-        help="a name clients may use for the model; may be repeated",
-    )
-    _add_settings_options(serve)
+    _add_serve_options(config)
     fetch = commands.add_parser(
         "fetch",
         help="prepare the default model without serving it",
@@ -104,12 +100,44 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_serve_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="a local folder or a hub name; without it, the default model (135M parameters, "
+        "fetched once)",
+    )
+    parser.add_argument("--host", help="address to listen on (127.0.0.1; 0.0.0.0 for all)")
+    parser.add_argument("--port", help="port to listen on (8000; 0 takes a free one)")
+    parser.add_argument(
+        "--served-name",
+        action="append",
+        metavar="NAME",
+        help="a name clients may use for the model; may be repeated",
+    )
+    parser.add_argument("--api-keys-file", metavar="FILE", help="keys of clients, one in a line")
+    parser.add_argument("--admin-keys-file", metavar="FILE", help="keys of /admin, one in a line")
+    parser.add_argument(
+        "--allow-unauthenticated",
+        action="store_true",
+        default=None,
+        help="listen on an address that others reach although there is no key",
+    )
+    parser.add_argument(
+        "--drain-timeout",
+        metavar="SECONDS",
+        help="how long running streams may finish after SIGTERM (30)",
+    )
+    _add_settings_options(parser)
+
+
 def _add_settings_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config",
         type=Path,
         metavar="FILE",
-        help="a TOML file with [model], [engine] and [server]; see configs/",
+        help="a TOML file with the settings of docs/configuration.md; see configs/",
     )
     parser.add_argument(
         "--set",
@@ -128,9 +156,10 @@ def _run(options: argparse.Namespace) -> int:
     if options.command is None:
         build_parser().print_help()
         return 0
-    settings = load_settings(options.config, [*_named_overrides(options), *options.overrides])
+    settings = _load(options)
     if options.command == "serve":
         check_address(settings.server)
+        check_exposure(settings)
         # Hardly anything made at a start is garbage, and looking for it takes a seventh of the
         # time; the server collects once and begins to again when it listens.
         gc.disable()
@@ -141,20 +170,33 @@ def _run(options: argparse.Namespace) -> int:
     return status
 
 
+def _load(options: argparse.Namespace) -> Settings:
+    """Put file, environment and command line together."""
+    overrides = [*_named_overrides(options), *options.overrides]
+    settings = load_settings(options.config, overrides, read_settings())
+    return dataclasses.replace(settings, keys=read_keys(settings.security))
+
+
 def _named_overrides(options: argparse.Namespace) -> list[str]:
     """Return the options that have a setting of their own as overrides, in TOML."""
-    values = {
-        "model.path": getattr(options, "model", None),
-        "model.served_names": getattr(options, "served_name", None),
-        "server.host": getattr(options, "host", None),
+    texts = {
+        "model.path": "model",
+        "model.served_names": "served_name",
+        "server.host": "host",
+        "security.api_keys_file": "api_keys_file",
+        "security.admin_keys_file": "admin_keys_file",
+        "security.allow_unauthenticated": "allow_unauthenticated",
     }
-    overrides = [
-        f"{name}={json.dumps(value, ensure_ascii=False)}"
-        for name, value in values.items()
-        if value is not None
+    numbers = {"server.port": "port", "server.shutdown_timeout_seconds": "drain_timeout"}
+    given = vars(options)
+    return [
+        *(
+            f"{name}={json.dumps(given[option], ensure_ascii=False)}"
+            for name, option in texts.items()
+            if given.get(option) is not None
+        ),
+        *(f"{name}={given[o]}" for name, o in numbers.items() if given.get(o) is not None),
     ]
-    port = getattr(options, "port", None)
-    return overrides if port is None else [*overrides, f"server.port={port}"]
 
 
 if __name__ == "__main__":

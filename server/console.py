@@ -78,7 +78,7 @@ def configure_logging(level: str) -> None:
     """Send what the packages log, from a level on, to standard error."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    for name in ("engine", "server"):
+    for name in ("engine", "server", "uvicorn"):
         logger = logging.getLogger(name)
         logger.setLevel(level.upper())
         logger.handlers = [handler]

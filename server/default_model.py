@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from server.console import error_console, print_notice, progress_bar
-from server.settings import child_environment
+from server.environment import child_environment
 from server.startup_errors import ModelUnavailableError
 
 MANIFEST = "slipstream.json"

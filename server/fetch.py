@@ -2,7 +2,8 @@
 
 from server.console import output_console
 from server.default_model import prepare_default_model
-from server.settings import Settings, cache_folder
+from server.environment import cache_folder
+from server.settings import Settings
 
 
 def run(settings: Settings) -> int:

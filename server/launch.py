@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 import engine
-from engine import ContinuousBatchingConfig, EngineError, PagedModel
+from engine import EngineError, PagedModel
 from server.app import create_app
 from server.console import (
     configure_logging,
@@ -25,14 +25,12 @@ from server.console import (
     print_listening,
     print_notice,
 )
+from server.effective_settings import changed_settings
+from server.engine_settings import engine_config
+from server.environment import cache_folder
 from server.model_store import StoredModel, find_model
 from server.serving import run as run_server
-from server.settings import (
-    Settings,
-    SettingsError,
-    cache_folder,
-    unknown_key_message,
-)
+from server.settings import Settings
 from server.startup_errors import ModelUnavailableError, StartupError
 
 
@@ -43,7 +41,7 @@ def run(settings: Settings) -> int:
         SettingsError: A key of [engine] does not exist or holds a value of the wrong kind.
         StartupError: One line that says what keeps the server from starting and what to do.
     """
-    configure_logging(settings.server.log_level)
+    configure_logging(settings.telemetry.log_level)
     if not error_console().is_terminal:
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     config = engine_config(settings)
@@ -54,7 +52,7 @@ def run(settings: Settings) -> int:
         model = _load(settings, stored)
         tokenizer = load_tokenizer(settings, stored)
         manager = model.init_continuous_batching(continuous_batching_config=config)
-    print_configuration(manager.resolved_config.describe())
+    print_configuration([*changed_settings(settings), *manager.resolved_config.describe()])
     name = settings.model.served_names[0]
     try:
         app = create_app(settings, model, manager, tokenizer)
@@ -62,19 +60,6 @@ def run(settings: Settings) -> int:
         return run_server(app, settings.server, partial(print_listening, model_name=name))
     finally:
         manager.destroy()
-
-
-def engine_config(settings: Settings) -> ContinuousBatchingConfig:
-    """Return the engine's configuration from the [engine] section.
-
-    Raises:
-        SettingsError: A key does not exist; names the one that may have been meant.
-    """
-    known = {field.name for field in dataclasses.fields(ContinuousBatchingConfig)}
-    for key in settings.engine:
-        if key not in known:
-            raise SettingsError(unknown_key_message("engine", key, known))
-    return ContinuousBatchingConfig(**settings.engine)
 
 
 def load_tokenizer(settings: Settings, stored: StoredModel) -> PreTrainedTokenizerBase:
@@ -85,7 +70,9 @@ def load_tokenizer(settings: Settings, stored: StoredModel) -> PreTrainedTokeniz
     """
     template = settings.model.chat_template
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(stored.folder)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            stored.folder, trust_remote_code=False
+        )
     except (OSError, ValueError) as error:
         raise ModelUnavailableError(
             f"{stored.folder} has no tokenizer that can be read: {error}"

@@ -32,6 +32,7 @@ class RequestLimits:
         max_prompts: Most prompts in one request.
         max_top_logprobs: Most alternatives per token.
         max_stop_strings: Most stop strings.
+        max_messages: Most messages in one request.
         sampling_defaults: `add_request` arguments used where the request is silent; what is
             missing here too is the engine's to decide, from generation_config.json.
     """
@@ -41,6 +42,7 @@ class RequestLimits:
     max_prompts: int = 128
     max_top_logprobs: int = 20
     max_stop_strings: int = 16
+    max_messages: int = 4096
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -78,6 +80,9 @@ def check_limits(body: SamplingFields, limits: RequestLimits) -> None:
     if isinstance(body, CompletionRequest) and len(body.prompt) > limits.max_prompts:
         message = f"prompt has at most {limits.max_prompts} entries on this server."
         raise RequestError(message, param="prompt")
+    if isinstance(body, ChatCompletionRequest) and len(body.messages) > limits.max_messages:
+        message = f"messages has at most {limits.max_messages} entries on this server."
+        raise RequestError(message, param="messages")
 
 
 def to_request_kwargs(

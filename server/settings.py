@@ -1,33 +1,30 @@
-"""The settings of a server: one TOML file, three sections, one frozen dataclass each.
+"""The settings of a server: five sections, one frozen dataclass each.
 
-Order: defaults < file < `--set section.key=value`. Unknown keys are errors. This is the only module
-that touches environment variables: it reads secrets and the cache folder from there, and sets how
-the threads of the tensor library wait.
+Order: defaults < file < environment < command line. Unknown keys are errors. `load_settings` puts
+them together; what a value must look like stands in `server.setting_values`, and what is read from
+the environment in `server.environment`.
 """
 
-import difflib
-import os
-import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any
 
-SECTIONS = ("model", "engine", "server")
-DTYPES = ("auto", "float32", "bfloat16", "float16")
-SAMPLING_DEFAULTS = ("model", "openai")
-LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
-# A tenth of a millisecond or so, longer than the gaps between the operations of a step.
-SPIN_COUNT = "10000"
-DEVICE_PATTERN = re.compile(r"auto|cpu|cuda(:\d+)?")
+from server.keys import KeyRing
+from server.setting_values import (
+    DEVICE_PATTERN,
+    DTYPES,
+    HTTP_PARSERS,
+    LOG_LEVELS,
+    SAMPLING_DEFAULTS,
+    SettingsError,
+    build_section,
+    check_at_least,
+    check_choice,
+)
 
-
-SectionT = TypeVar("SectionT", "ModelSettings", "ServerSettings")
-
-
-class SettingsError(ValueError):
-    """A settings file or a --set argument is wrong; the text says where and what to write."""
+SECTIONS = ("model", "engine", "server", "security", "telemetry")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +38,8 @@ class ModelSettings:
         dtype: "auto", "float32", "bfloat16" or "float16"; auto is float32 on a CPU.
         device: "auto", "cpu", "cuda" or "cuda:N".
         chat_template: File with a chat template that replaces the tokenizer's own.
+        allow_auto_map: Serve a model whose config names code of its own, with transformers' code
+            in its place; the model's own is never run.
         max_model_tokens: Upper bound on prompt plus answer, 0 takes the model's own.
         sampling_defaults: "model" takes defaults from generation_config.json, "openai" takes
             temperature 1 and top_p 1.
@@ -52,6 +51,7 @@ class ModelSettings:
     dtype: str = "auto"
     device: str = "auto"
     chat_template: str = ""
+    allow_auto_map: bool = False
     max_model_tokens: int = 0
     sampling_defaults: str = "model"
 
@@ -63,27 +63,66 @@ class ServerSettings:
     Attributes:
         host: Address to bind.
         port: TCP port; 0 takes a free one.
-        max_body_bytes: Largest request body.
+        http_parser: "httptools" or "h11", which is slower and written in Python.
+        max_body_bytes: Largest request body, in bytes.
+        max_header_bytes: Largest request line and headers together, in bytes.
+        max_headers: Most headers of a request.
+        max_connections: Most open connections; further ones get 503 at once. 0 is unlimited.
         max_choices: Largest n.
         max_prompts: Most prompts in one completions request.
+        max_messages: Most messages in one chat request.
         max_top_logprobs: Most alternatives per position.
         max_stop_strings: Most stop strings.
-        shutdown_timeout_seconds: How long running streams may finish after SIGTERM.
+        receive_timeout_seconds: How long a client may take to send a whole request.
+        send_timeout_seconds: How long a client may keep its connection full before it is cut.
         keep_alive_seconds: Idle connections are closed after this.
-        allow_origins: CORS origins.
-        log_level: Level of the slipstream loggers.
+        shutdown_timeout_seconds: How long running streams may finish after SIGTERM.
+        allow_origins: Origins whose pages may call the API from a browser; none by default.
     """
 
     host: str = "127.0.0.1"
     port: int = 8000
+    http_parser: str = "httptools"
     max_body_bytes: int = 8 * 1024 * 1024
+    max_header_bytes: int = 64 * 1024
+    max_headers: int = 128
+    max_connections: int = 0
     max_choices: int = 16
     max_prompts: int = 128
+    max_messages: int = 4096
     max_top_logprobs: int = 20
     max_stop_strings: int = 16
-    shutdown_timeout_seconds: float = 30.0
+    receive_timeout_seconds: float = 60.0
+    send_timeout_seconds: float = 60.0
     keep_alive_seconds: int = 75
-    allow_origins: tuple[str, ...] = ("*",)
+    shutdown_timeout_seconds: float = 30.0
+    allow_origins: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SecuritySettings:
+    """Who may ask. The keys themselves come from files or the environment, never from here.
+
+    Attributes:
+        api_keys_file: File of client keys, one in a line, as `KEY`, `NAME KEY` or, in either form,
+            sha256:HEX in place of the key. Further keys come from SLIPSTREAM_API_KEYS.
+        admin_keys_file: The same for the keys of /admin; further ones from SLIPSTREAM_ADMIN_KEYS.
+        allow_unauthenticated: Listen on an address that others reach although there is no key.
+    """
+
+    api_keys_file: str = ""
+    admin_keys_file: str = ""
+    allow_unauthenticated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TelemetrySettings:
+    """What the server tells of itself. None of it holds text of prompts or answers.
+
+    Attributes:
+        log_level: Level of the slipstream loggers: debug, info, warning, error or critical.
+    """
+
     log_level: str = "info"
 
 
@@ -95,75 +134,65 @@ class Settings:
         model: The [model] section.
         engine: The [engine] section: fields of `ContinuousBatchingConfig` by name.
         server: The [server] section.
+        security: The [security] section.
+        telemetry: The [telemetry] section.
+        keys: Who may ask, from files and the environment; holds hashes only.
+        origins: Where the settings that are not defaults come from, by section.key.
     """
 
     model: ModelSettings = field(default_factory=ModelSettings)
     engine: dict[str, Any] = field(default_factory=dict)
     server: ServerSettings = field(default_factory=ServerSettings)
+    security: SecuritySettings = field(default_factory=SecuritySettings)
+    telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
+    keys: KeyRing = field(default_factory=KeyRing)
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
-def load_settings(path: Path | None = None, overrides: Iterable[str] = ()) -> Settings:
-    """Return the settings of a file with `section.key=value` overrides on top of it.
+def load_settings(
+    path: Path | None = None,
+    overrides: Iterable[str] = (),
+    environment: Mapping[str, Any] | None = None,
+) -> Settings:
+    """Return the settings of a file, the environment and `section.key=value` on top of it.
 
     The keys of [engine] are checked where the engine's configuration is built, not here.
 
     Args:
         path: A TOML file, or None for the defaults alone.
         overrides: Later ones win. A value is read as TOML; what is not TOML is taken as text.
+        environment: Values by section.key, from `server.environment.read_settings`.
 
     Raises:
         SettingsError: One line that names the place, the key and what to write.
     """
     sections = {} if path is None else _read_file(path)
+    place = "settings" if path is None else str(path)
+    origins = {f"{section}.{key}": place for section, values in sections.items() for key in values}
+    for name, value in (environment or {}).items():
+        section, _, key = name.partition(".")
+        sections.setdefault(section, {})[key] = value
+        origins[name] = "environment"
     for override in overrides:
         section, key, value = _parse_override(override)
         sections.setdefault(section, {})[key] = value
-    origin = "settings" if path is None else str(path)
+        origins[f"{section}.{key}"] = "command line"
     unknown = [name for name in sections if name not in SECTIONS]
     if unknown:
         raise SettingsError(
-            f"{origin}: unknown section [{unknown[0]}]; the sections are "
+            f"{place}: unknown section [{unknown[0]}]; the sections are "
             + ", ".join(f"[{name}]" for name in SECTIONS)
         )
     settings = Settings(
-        model=_build(ModelSettings, "model", sections.get("model", {})),
+        model=build_section(ModelSettings, "model", sections.get("model", {})),
         engine=sections.get("engine", {}),
-        server=_build(ServerSettings, "server", sections.get("server", {})),
+        server=build_section(ServerSettings, "server", sections.get("server", {})),
+        security=build_section(SecuritySettings, "security", sections.get("security", {})),
+        telemetry=build_section(TelemetrySettings, "telemetry", sections.get("telemetry", {})),
+        origins=origins,
     )
     _validate(settings)
     return settings
-
-
-def cache_folder() -> Path:
-    """Return where downloaded and converted models are kept; the folder may not exist yet."""
-    own = os.environ.get("SLIPSTREAM_CACHE")
-    if own:
-        return Path(own).expanduser().absolute()
-    shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared) if shared else Path.home() / ".cache").expanduser() / "slipstream"
-
-
-def child_environment(**extra: str) -> dict[str, str]:
-    """Return this process's environment with additions, for a child process."""
-    return {**os.environ, **extra}
-
-
-def calm_worker_threads() -> None:
-    """Let the tensor library's threads sleep soon after work; call before it is imported.
-
-    By default they spin for milliseconds, and where anything else wants the cores, the server's own
-    event loop included, everybody waits for a thread that does nothing: a start took three times
-    the processor time. What the operator set stays.
-    """
-    os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
-
-
-def unknown_key_message(section: str, key: str, known: Iterable[str]) -> str:
-    """Return one line that says a key does not exist and which one may have been meant."""
-    names = sorted(known)
-    close = difflib.get_close_matches(key, names, n=1)
-    hint = f"did you mean {close[0]}?" if close else "known are " + ", ".join(names)
-    return f"{section}.{key} is not a setting; {hint}"
 
 
 def _read_file(path: Path) -> dict[str, dict[str, Any]]:
@@ -186,43 +215,23 @@ def _parse_override(text: str) -> tuple[str, str, Any]:
     section, dot, key = name.strip().partition(".")
     if not (equals and dot and section and key):
         raise SettingsError(f"--set {text}: write section.key=value, as in engine.page_size=32")
+    return section, key, parse_value(value)
+
+
+def parse_value(text: str) -> Any:
+    """Return a value as TOML reads it; what is not TOML is text."""
     try:
-        return section, key, tomllib.loads(f"value = {value}")["value"]
+        return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        return section, key, value.strip()
-
-
-def _build(kind: type[SectionT], section: str, values: Mapping[str, Any]) -> SectionT:
-    kinds = {item.name: item.type for item in fields(kind)}
-    for key in values:
-        if key not in kinds:
-            raise SettingsError(unknown_key_message(section, key, kinds))
-    return kind(**{key: _convert(f"{section}.{key}", kinds[key], values[key]) for key in values})
-
-
-def _convert(name: str, kind: Any, value: Any) -> Any:
-    """Return a TOML value as the type of its field; the few types that occur, nothing clever."""
-    if get_origin(kind) is tuple:
-        item_kind = get_args(kind)[0]
-        items = value.split(",") if isinstance(value, str) else value
-        if isinstance(items, list | tuple) and all(isinstance(item, item_kind) for item in items):
-            return tuple(items)
-        raise SettingsError(f'{name} is {value!r}; write a list, as in ["a", "b"]')
-    if kind is float and type(value) is int:
-        return float(value)
-    if kind is str and isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
-    if type(value) is not kind:
-        wanted = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-        raise SettingsError(f"{name} is {value!r}; write {wanted[kind]}")
-    return value
+        return text.strip()
 
 
 def _validate(settings: Settings) -> None:
-    model, server = settings.model, settings.server
-    _check_choice("model.dtype", model.dtype, DTYPES)
-    _check_choice("model.sampling_defaults", model.sampling_defaults, SAMPLING_DEFAULTS)
-    _check_choice("server.log_level", server.log_level, LOG_LEVELS)
+    model, server, telemetry = settings.model, settings.server, settings.telemetry
+    check_choice("model.dtype", model.dtype, DTYPES)
+    check_choice("model.sampling_defaults", model.sampling_defaults, SAMPLING_DEFAULTS)
+    check_choice("server.http_parser", server.http_parser, HTTP_PARSERS)
+    check_choice("telemetry.log_level", telemetry.log_level, LOG_LEVELS)
     if not DEVICE_PATTERN.fullmatch(model.device):
         raise SettingsError(f"model.device is {model.device!r}; write auto, cpu, cuda or cuda:0")
     if not 0 <= server.port <= 65535:
@@ -231,17 +240,22 @@ def _validate(settings: Settings) -> None:
         raise SettingsError(
             f"model.max_model_tokens is {model.max_model_tokens}; write 0 for the model's own limit"
         )
-    for key in ("max_body_bytes", "max_choices", "max_prompts", "keep_alive_seconds"):
-        _check_at_least(f"server.{key}", getattr(server, key), 1)
-    for key in ("max_top_logprobs", "max_stop_strings", "shutdown_timeout_seconds"):
-        _check_at_least(f"server.{key}", getattr(server, key), 0)
+    for key, least in _LEAST.items():
+        check_at_least(f"server.{key}", getattr(server, key), least)
 
 
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise SettingsError(f"{name} is {value!r}; write one of {', '.join(choices)}")
-
-
-def _check_at_least(name: str, value: float, least: int) -> None:
-    if not value >= least:  # also refuses nan
-        raise SettingsError(f"{name} is {value}; write {least} or more")
+_LEAST = {
+    "max_body_bytes": 1,
+    "max_header_bytes": 1024,
+    "max_headers": 8,
+    "max_connections": 0,
+    "max_choices": 1,
+    "max_prompts": 1,
+    "max_messages": 1,
+    "max_top_logprobs": 0,
+    "max_stop_strings": 0,
+    "keep_alive_seconds": 1,
+    "receive_timeout_seconds": 0.01,
+    "send_timeout_seconds": 0.01,
+    "shutdown_timeout_seconds": 0,
+}

@@ -101,6 +101,7 @@ def build_state(settings: Settings, model: Any, manager: Manager, tokenizer: Any
         max_prompts=server.max_prompts,
         max_top_logprobs=server.max_top_logprobs,
         max_stop_strings=server.max_stop_strings,
+        max_messages=server.max_messages,
         sampling_defaults=sampling_defaults(policy, getattr(model, "generation_config", None)),
     )
     names = served_names(settings.model)

@@ -13,7 +13,13 @@ import pytest
 import yaml
 
 import engine
-from server.settings import ModelSettings, ServerSettings, load_settings
+from server.settings import (
+    ModelSettings,
+    SecuritySettings,
+    ServerSettings,
+    TelemetrySettings,
+    load_settings,
+)
 from server.version import VERSION
 
 ROOT = Path(__file__).parents[2]
@@ -25,6 +31,7 @@ TOP_LEVEL = (
     "SECURITY.md", "api_schemas", "benchmarks", "configs", "docker", "docs", "engine", "examples",
     "pyproject.toml", "scripts", "server", "tests",
 )  # fmt: skip
+SECTIONS = (ModelSettings, ServerSettings, SecuritySettings, TelemetrySettings)
 TARGETS = ("bench", "help", "install", "lint", "serve", "test", "test-long")
 
 
@@ -132,21 +139,24 @@ def test_the_configurations_are_the_known_ones():
     assert [path.stem for path in CONFIGS] == ["ci", "cpu", "gpu"]
 
 
-@pytest.mark.parametrize(
-    "section", [ModelSettings, ServerSettings, engine.ContinuousBatchingConfig]
-)
+@pytest.mark.parametrize("section", [*SECTIONS, engine.ContinuousBatchingConfig])
 def test_every_setting_is_described(section):
     described = set(re.findall(r"^    +(\w+): ", section.__doc__ or "", re.MULTILINE))
     assert {field.name for field in dataclasses.fields(section)} <= described
 
 
-@pytest.mark.parametrize("section", [ModelSettings, ServerSettings])
+@pytest.mark.parametrize("section", SECTIONS)
 def test_every_setting_is_read_somewhere(section):
     source = "\n".join(
         path.read_text() for path in (ROOT / "server").rglob("*.py") if path.stem != "settings"
     )
     unread = [f.name for f in dataclasses.fields(section) if f".{f.name}" not in source]
     assert not unread
+
+
+def test_the_page_of_the_settings_is_what_the_code_says():
+    script = [sys.executable, "-m", "scripts.configuration", "--check"]
+    assert subprocess.run(script, cwd=ROOT, check=False).returncode == 0
 
 
 def test_compose_describes_what_the_dockerfile_builds():

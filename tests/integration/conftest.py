@@ -10,8 +10,9 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 import engine
+from server.environment import cache_folder
 from server.model_store import StoredModel, find_model
-from server.settings import ModelSettings, cache_folder
+from server.settings import ModelSettings
 from tests.integration.engine_server import EngineServer, ServedModel, run_engine_server
 from tests.serve_process import ServeProcess, serving
 

@@ -5,15 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from server.settings import (
-    ModelSettings,
-    ServerSettings,
-    Settings,
-    SettingsError,
-    cache_folder,
-    calm_worker_threads,
-    load_settings,
-)
+from server.environment import cache_folder, calm_worker_threads
+from server.setting_values import SettingsError
+from server.settings import ModelSettings, ServerSettings, Settings, load_settings
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
 
@@ -74,7 +68,7 @@ def test_a_port_that_is_none_is_refused(value):
         ("model.device=gpu", "model.device is 'gpu'; write auto, cpu, cuda or cuda:0"),
         ("model.sampling_defaults=x", "model.sampling_defaults is 'x'; write one of model, openai"),
         ("model.max_model_tokens=-1", "model.max_model_tokens is -1; write 0 for"),
-        ("server.log_level=loud", "server.log_level is 'loud'; write one of debug"),
+        ("telemetry.log_level=loud", "telemetry.log_level is 'loud'; write one of debug"),
         ("server.max_choices=0", "server.max_choices is 0; write 1 or more"),
         ("server.shutdown_timeout_seconds=nan", "server.shutdown_timeout_seconds is nan; write 0"),
         ("server.allow_origins=3", "server.allow_origins is 3; write a list"),

@@ -9,8 +9,9 @@ import torch
 from transformers import AutoTokenizer
 
 from engine.models.loading import load_hf_model
+from server.environment import cache_folder
 from server.model_store import find_model
-from server.settings import ModelSettings, cache_folder
+from server.settings import ModelSettings
 from tests.engine.parity.comparison import Parity
 from tests.engine.parity.default_model import DefaultModel
 from tests.engine.parity.families import make_family

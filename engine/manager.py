@@ -23,7 +23,7 @@ from engine.models.probe import check_once, probe_geometry
 from engine.models.servable import ServableModel
 from engine.output_router import OutputRouter, ResultHandler
 from engine.pause import PauseGate
-from engine.requests import GenerationOutput, RequestState
+from engine.requests import GenerationOutput
 from engine.resolve import resolve_config
 from engine.result_store import ResultStore
 from engine.sampling.options import SamplingLimits
@@ -90,8 +90,7 @@ class ContinuousBatchingManager:
         self._submitter = Submitter(
             generation_config,
             self.limits,
-            mailbox=channels.mailbox,
-            gate=channels.gate,
+            channels,
             has_priorities=self.resolved_config.scheduler_type == "priority",
         )
         self._thread = EngineThread(self._build_loop, self._channels)
@@ -137,8 +136,7 @@ class ContinuousBatchingManager:
         )
         delivery = DeliveryOptions(streaming, record_timestamps)
         family = self._submitter.make_family(input_ids, request_id, delivery, options)
-        self._submitter.post(*family, in_turn=False)
-        return family[0].request_id
+        return self._submitter.submit([family], in_turn=lambda: False)[0]
 
     def add_requests(
         self,
@@ -166,17 +164,8 @@ class ContinuousBatchingManager:
         options = self._options(logit_processor_kwargs, max_new_tokens=max_new_tokens)
         delivery = DeliveryOptions(streaming, record_timestamps)
         families = [self._submitter.make_family(ids, None, delivery, options) for ids in inputs]
-        posted: list[RequestState] = []
-        try:
-            for family in families:
-                # Nothing empties the queue before start(): waiting for a place would be for ever.
-                self._submitter.post(*family, in_turn=self.is_running())
-                posted += family
-        except BaseException:  # an interrupt while it waits for a place, too
-            for request in posted:
-                self.cancel_request(request.request_id)
-            raise
-        return [family[0].request_id for family in families]
+        # Nothing empties the queue before start(): waiting for a place would be for ever.
+        return self._submitter.submit(families, in_turn=self.is_running)
 
     def cancel_request(self, request_id: str) -> None:
         """End a request; its terminal output has status CANCELLED. Unknown ids are ignored."""
@@ -202,11 +191,16 @@ class ContinuousBatchingManager:
             yield output
 
     def request_id_iter(self, request_id: str) -> Iterator[GenerationOutput]:
-        """Yield one request's outputs, to its terminal one; blocks in between."""
-        while (output := self.get_result(request_id)) is not None:
-            yield output
-            if output.is_finished():
-                return
+        """Yield one request's outputs, to its terminal one; blocks in between.
+
+        Raises:
+            InvalidRequestError: They go to a handler or another iterator already.
+        """
+        with self._router.reading(request_id):
+            while (output := self.get_result(request_id)) is not None:
+                yield output
+                if output.is_finished():
+                    return
 
     def stream(self, request_id: str) -> AsyncGenerator[GenerationOutput, None]:
         """Iterate asynchronously over one request's outputs, to its terminal one.
@@ -218,22 +212,28 @@ class ContinuousBatchingManager:
 
         Args:
             request_id: A request that was added, also one that has run for a while or has ended.
+
+        Raises:
+            InvalidRequestError: Its outputs go to a handler or another iterator already.
         """
         return stream_outputs(request_id, self._mailbox, self._router)
 
     def register_result_handler(self, request_id: str, callback: ResultHandler) -> None:
         """Have a request's outputs delivered to a callback on the running event loop.
 
-        Register before adding the request, or its first outputs go to `get_result`. The handler is
-        dropped after the terminal output.
+        It may be registered before the request is added or at any time after: outputs that nobody
+        has taken come first, in their order. The handler is dropped after a terminal output.
 
         Raises:
             RuntimeError: No event loop runs in this thread.
+            InvalidRequestError: They go to a handler or an iterator already.
+            DuplicateRequestError: The id was just made for another request.
         """
-        self._router.register(request_id, callback)
+        with self._submitter.ids.given([request_id]):
+            self._router.register(request_id, callback)
 
     def unregister_result_handler(self, request_id: str) -> None:
-        """Forget a handler whose request was not accepted after all."""
+        """Forget a handler; what is still to come can be had from `get_result` or a new handler."""
         self._router.unregister(request_id)
 
     def start(self) -> None:

@@ -17,8 +17,8 @@ from engine.errors import EngineDeadError
 from engine.manager import ContinuousBatchingManager
 from engine.models.causal_lm import CausalLM
 from engine.models.probe import ModelGeometry
+from engine.request_ids import family_ids
 from engine.requests import GenerationOutput
-from engine.submission import family_ids
 
 logger = logging.getLogger(__name__)
 

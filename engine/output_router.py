@@ -8,9 +8,11 @@ of its streams. A handler that cannot be reached costs its own request and no ot
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+from engine.errors import InvalidRequestError
 from engine.faults import FaultPoint, FaultPoints
 from engine.requests import GenerationOutput, RequestStatus
 from engine.result_store import ResultStore
@@ -45,33 +47,75 @@ class OutputRouter:
         self.store = store
         self._faults = faults or FaultPoints()
         self._handlers: dict[str, _Registration] = {}
+        self._readers: set[str] = set()  # ids whose outputs somebody takes from the store
         self._lock = threading.Lock()
 
     def register(self, request_id: str, callback: ResultHandler) -> None:
         """Send a request's outputs to a callback on the running event loop.
 
+        It gets those that nobody has taken first. If the terminal one is among them, it gets these
+        only and is not kept.
+
         Raises:
             RuntimeError: No event loop runs in this thread.
+            InvalidRequestError: The outputs go to somebody already.
         """
-        registration = _Registration(callback, asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
         with self._lock:
-            self._handlers[request_id] = registration
+            earlier = self._take_over(request_id, _Registration(callback, loop))
+            if earlier:
+                # Under the lock, so that what `deliver` brings stands behind.
+                loop.call_soon(_call_all, [(callback, output) for output in earlier])
 
     def take_over(self, request_id: str, callback: ResultHandler) -> list[GenerationOutput]:
-        """Like `register`, for a request that may have outputs already; return these.
+        """Like `register`, but return the outputs that nobody has taken.
 
-        Nothing falls between the ones that are returned and the ones the callback gets. If the
-        terminal one is among the returned, nothing stays registered.
+        Nothing falls between the ones that are returned and the ones the callback gets.
 
         Raises:
             RuntimeError: No event loop runs in this thread.
+            InvalidRequestError: The outputs go to somebody already.
         """
         registration = _Registration(callback, asyncio.get_running_loop())
         with self._lock:
-            earlier = self.store.take_all(request_id)
-            if not (earlier and earlier[-1].is_finished()):
-                self._handlers[request_id] = registration
+            return self._take_over(request_id, registration)
+
+    @contextmanager
+    def reading(self, request_id: str) -> Iterator[None]:
+        """Keep others from taking a request's outputs out of the store, for the length of a block.
+
+        Raises:
+            InvalidRequestError: The outputs go to somebody already.
+        """
+        with self._lock:
+            self._check_unclaimed(request_id)
+            self._readers.add(request_id)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._readers.discard(request_id)
+
+    def __contains__(self, request_id: str) -> bool:
+        """Return whether somebody waits for outputs of this id, or some wait to be taken."""
+        return (
+            request_id in self._handlers or request_id in self._readers or request_id in self.store
+        )
+
+    def _take_over(self, request_id: str, registration: _Registration) -> list[GenerationOutput]:
+        self._check_unclaimed(request_id)
+        earlier = self.store.take_all(request_id)
+        if not (earlier and earlier[-1].is_finished()):
+            self._handlers[request_id] = registration
         return earlier
+
+    def _check_unclaimed(self, request_id: str) -> None:
+        """Refuse a second taker: each would have a part of the outputs and think it the whole."""
+        if request_id in self._handlers or request_id in self._readers:
+            raise InvalidRequestError(
+                f"the outputs of request {request_id!r} go to a handler or an iterator already",
+                param="request_id",
+            )
 
     def unregister(self, request_id: str) -> None:
         """Forget a request's handler, if it has one."""

@@ -32,6 +32,10 @@ class ResultStore:
         """Return how many outputs wait to be taken."""
         return self._num_stored
 
+    def __contains__(self, request_id: str) -> bool:
+        """Return whether outputs of a request wait to be taken."""
+        return request_id in self._by_request
+
     def put(self, outputs: list[GenerationOutput]) -> None:
         """Append outputs and wake whoever waits."""
         with self._changed:

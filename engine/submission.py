@@ -5,15 +5,15 @@ place in the queue.
 """
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from transformers import GenerationConfig
 
-from engine.admission import AdmissionGate
 from engine.errors import InvalidRequestError
-from engine.mailbox import Mailbox
+from engine.loop import Channels
 from engine.prompts import check_prompt
+from engine.request_ids import RequestIds, family_ids
 from engine.requests import RequestState
 from engine.sampling.checks import as_float, as_int
 from engine.sampling.options import SamplingLimits
@@ -25,11 +25,6 @@ MAX_DEADLINE_SECONDS = 1e9
 MAX_PRIORITY = 2**31 - 1
 # What is said of a request besides how its tokens are drawn.
 _OWN_OPTIONS = frozenset({"deadline_seconds", "num_return_sequences", "priority"})
-
-
-def family_ids(request_id: str, count: int) -> list[str]:
-    """Return the ids of the answers to one prompt, in the documented order: the request's last."""
-    return [*(f"{request_id}__child#{index}" for index in range(count - 1)), request_id]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +45,14 @@ class Submitter:
 
     Attributes:
         num_return_sequences: Answers to a prompt where the request does not say.
+        ids: Makes those that callers do not give.
     """
 
     def __init__(
         self,
         generation_config: GenerationConfig,
         limits: SamplingLimits,
-        mailbox: Mailbox,
-        gate: AdmissionGate,
+        channels: Channels,
         *,
         has_priorities: bool = False,
     ) -> None:
@@ -66,15 +61,16 @@ class Submitter:
         Args:
             generation_config: Defaults of the requests' parameters.
             limits: What a request may ask for.
-            mailbox: Where requests go.
-            gate: Where they get a place in the queue.
+            channels: Where requests get a place in the queue, and where they go.
             has_priorities: Whether the scheduler orders requests by priority.
         """
         self.num_return_sequences = generation_config.num_return_sequences or 1
         self._generation_config = generation_config
         self._limits = limits
+        mailbox, router = channels.mailbox, channels.router
         self._mailbox = mailbox
-        self._gate = gate
+        self._gate = channels.gate
+        self.ids = RequestIds(lambda name: mailbox.is_live(name) or name in router)
         self._has_priorities = has_priorities
         self._counter = itertools.count()
 
@@ -85,7 +81,7 @@ class Submitter:
         delivery: DeliveryOptions,
         options: Mapping[str, object],
     ) -> RequestState:
-        """Check a caller's arguments and make a request of them.
+        """Check a caller's arguments and make a request of them; "" stands for an id to come.
 
         Raises:
             InvalidRequestError: One is unknown, of the wrong type or out of range.
@@ -103,7 +99,7 @@ class Submitter:
             request_index=index,
         )
         return RequestState(
-            request_id=f"req_{index}" if request_id is None else request_id,
+            request_id=request_id or "",
             prompt_ids=prompt,
             params=params,
             streaming=delivery.streaming,
@@ -140,27 +136,62 @@ class Submitter:
             family.append(request.make_child(name, replace(request.params, seed=seed)))
         return family
 
-    def post(self, *family: RequestState, in_turn: bool) -> None:
-        """Hand a request and its children over, all or none.
+    def submit(
+        self, families: Sequence[list[RequestState]], *, in_turn: Callable[[], bool]
+    ) -> list[str]:
+        """Give ids to families that have none, and hand all of them over, one after the other.
+
+        If not all can be handed over, those that were are cancelled: without their ids nobody could
+        ask for them.
 
         Args:
-            family: From `make_family`, or a request from `make`.
-            in_turn: Wait for places in the queue instead of being turned away.
+            families: From `make_family`; either all have ids or none has.
+            in_turn: Whether to wait for places in the queue instead of being turned away.
+
+        Returns:
+            The ids of the requests, without those of their further answers.
 
         Raises:
-            DuplicateRequestError: An id is in use.
+            DuplicateRequestError: A given id is in use.
             QueueFullError: There are too few places, and waiting was not asked for.
             EngineStoppingError: The engine takes no requests.
             EngineDeadError: The engine died.
         """
+        made = [] if families and families[0][0].request_id else self._name(families)
+        posted: list[RequestState] = []
+        try:
+            for family in families:
+                self._post(family, made, in_turn=in_turn())
+                posted += family
+        except BaseException:  # an interrupt while it waits for a place, too
+            for request in posted:
+                self._mailbox.post_cancel(request.request_id)
+            raise
+        finally:
+            self.ids.release(made)
+        return [family[0].request_id for family in families]
+
+    def _name(self, families: Sequence[list[RequestState]]) -> list[str]:
+        """Give all requests ids that were made for them; return these."""
+        made = self.ids.reserve([len(family) for family in families])
+        for (request, *children), (*child_names, name) in zip(families, made, strict=True):
+            request.request_id = name
+            for child, child_name in zip(children, child_names, strict=True):
+                child.request_id = child_name
+        return [name for names in made for name in names]
+
+    def _post(self, family: list[RequestState], made: list[str], *, in_turn: bool) -> None:
+        """Hand a request and its children over, all or none."""
         self._mailbox.check_open()
         if in_turn:
             self._gate.acquire_in_turn(len(family))
         else:
             self._gate.acquire(len(family))
+        given = [] if made else [request.request_id for request in family]
         try:
-            self._mailbox.post(*family)
-        except Exception:
+            with self.ids.given(given):
+                self._mailbox.post(*family)
+        except BaseException:
             self._gate.release(len(family))
             raise
 

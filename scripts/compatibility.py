@@ -60,7 +60,8 @@ DIFFERENCES = {
     "A stopping or dead engine raises instead of returning None. Sampling parameters are per "
     "request, greedy or not included; so are the logits processors, on the whole history. Options "
     "of beam search, guidance, watermarking and token healing are named and refused.",
-    "add_requests": "All are checked before the first is submitted; waits for a place.",
+    "add_requests": "All are checked before the first is submitted; waits for a place. Ids "
+    "that are made, here and in `add_request`, pass over ids that callers use.",
     "start": "An error in a step costs the requests that were being computed; the loop restarts, "
     "and dies at the fourth time within a minute.",
     "clear_prefix_cache": "For weights that were changed without a pause around it.",
@@ -70,8 +71,10 @@ DIFFERENCES = {
     "cancel_request": "Delivers a terminal output with status CANCELLED.",
     "get_result": "Filtering by id keeps the order of the other outputs; waiting ends when nothing "
     "can come any more.",
-    "request_id_iter": "Ends when the request has ended, however it ended.",
-    "register_result_handler": "Each handler runs on the event loop it was registered on.",
+    "request_id_iter": "Ends when the request has ended, however it ended. Refused where a "
+    "handler or another iterator takes the outputs.",
+    "register_result_handler": "Each handler runs on the event loop it was registered on. One that "
+    "comes late gets first what nobody has taken; a second one is refused.",
     "stop": "An expired timeout leaves the engine draining; nothing fails because of it. Requests "
     "that never ran get a terminal output too.",
     "pause": "Counted and re-entrant, as documented. Weights changed inside are noticed: keys and "

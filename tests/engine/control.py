@@ -40,6 +40,11 @@ class ControlledRunner:
             raise ValueError("poison")
         return self.edit(inputs, self._runner.forward(inputs))
 
+    @property
+    def num_ended(self) -> int:
+        """Forwards that were allowed to end."""
+        return self._num_ended
+
     def hold(self) -> None:
         """Let no further forward end."""
         self.allow(0)

@@ -11,7 +11,7 @@ from engine import (
     QueueFullError,
     RequestStatus,
 )
-from engine.submission import family_ids
+from engine.request_ids import family_ids
 from tests.engine.builders import make_request, make_scheduler
 from tests.engine.checksum_model import ChecksumEngine, expected_answer
 from tests.engine.scheduling import step

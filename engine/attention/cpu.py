@@ -15,24 +15,31 @@ from engine.batch import BatchInputs
 
 
 class CpuBackend:
-    """`AttentionBackend` over the compiled kernel."""
+    """`AttentionBackend` over the compiled kernel.
+
+    Attributes:
+        page_size: Positions in a page.
+        inputs: The planned step; None before the first.
+        query_starts: Its query_starts as an array: [R + 1] int64.
+        context_lengths: Likewise: [R] int64.
+    """
 
     def __init__(self, page_size: int, library: ctypes.CDLL) -> None:
         """Remember the page size, in positions, and the kernels."""
-        self._page_size = page_size
+        self.page_size = page_size
         self._library = library
         self._reference = TorchReferenceBackend(page_size)
-        self._inputs: BatchInputs | None = None
+        self.inputs: BatchInputs | None = None
+        self.query_starts = np.zeros(1, dtype=np.int64)
+        self.context_lengths = np.zeros(0, dtype=np.int64)
         self._is_reference_planned = False
-        self._starts = np.zeros(1, dtype=np.int64)
-        self._lengths = np.zeros(0, dtype=np.int64)
 
     def plan(self, inputs: BatchInputs) -> None:
         """Lay out what the kernel reads beside the cache."""
-        self._inputs = inputs
+        self.inputs = inputs
         self._is_reference_planned = False
-        self._starts = np.array(inputs.query_starts, dtype=np.int64)
-        self._lengths = np.array(inputs.context_lengths, dtype=np.int64)
+        self.query_starts = np.array(inputs.query_starts, dtype=np.int64)
+        self.context_lengths = np.array(inputs.context_lengths, dtype=np.int64)
 
     def attend(
         self,
@@ -42,17 +49,17 @@ class CpuBackend:
         options: AttentionOptions,
     ) -> torch.Tensor:
         """See `AttentionBackend.attend`."""
-        assert self._inputs is not None
+        assert self.inputs is not None
         if options.sinks is not None:
             return self._attend_by_reference(query, keys, values, options)
         query = query.contiguous()
         num_tokens, num_heads, key_dim = query.shape
         value_dim = values.shape[2]
         output = torch.empty(num_tokens, num_heads, value_dim)
-        table = self._inputs.block_table
+        table = self.inputs.block_table
         sizes = np.array(
             (
-                *table.shape, self._page_size, num_heads, keys.shape[1], key_dim, value_dim,
+                *table.shape, self.page_size, num_heads, keys.shape[1], key_dim, value_dim,
                 options.sliding_window or 0, torch.get_num_threads(),
             ),
             dtype=np.int64,
@@ -63,8 +70,8 @@ class CpuBackend:
             values.data_ptr(),
             output.data_ptr(),
             table.data_ptr(),
-            self._starts.ctypes.data,
-            self._lengths.ctypes.data,
+            self.query_starts.ctypes.data,
+            self.context_lengths.ctypes.data,
             sizes.ctypes.data,
             options.scaling,
             options.softcap or 0.0,
@@ -79,8 +86,8 @@ class CpuBackend:
         options: AttentionOptions,
     ) -> torch.Tensor:
         """Attend with sinks, which the kernel does not know."""
-        assert self._inputs is not None
+        assert self.inputs is not None
         if not self._is_reference_planned:
-            self._reference.plan(self._inputs)
+            self._reference.plan(self.inputs)
             self._is_reference_planned = True
         return self._reference.attend(query, keys, values, options)

@@ -11,7 +11,14 @@ from engine.cache.paged_cache import PagedCache
 
 
 class PagedAttention:
-    """Attention of one engine's model over one paged cache."""
+    """Attention of one engine's model over one paged cache.
+
+    Attributes:
+        cache: Where keys and values lie.
+        backend: How queries look at them.
+        position_of: Which of the cache's layers is the one of a `layer_idx`.
+        slots: [T] int64, where the step's keys and values go.
+    """
 
     def __init__(
         self, cache: PagedCache, backend: AttentionBackend, layer_indices: list[int]
@@ -25,12 +32,12 @@ class PagedAttention:
         """
         self.cache = cache
         self.backend = backend
-        self._position_of = {layer: position for position, layer in enumerate(layer_indices)}
-        self._slots = torch.empty(0, dtype=torch.int64)
+        self.position_of = {layer: position for position, layer in enumerate(layer_indices)}
+        self.slots = torch.empty(0, dtype=torch.int64)
 
     def begin_step(self, inputs: BatchInputs) -> None:
         """Take the step's slots and let the backend plan."""
-        self._slots = inputs.slots
+        self.slots = inputs.slots
         self.backend.plan(inputs)
 
     def attend(
@@ -42,8 +49,8 @@ class PagedAttention:
         options: AttentionOptions,
     ) -> torch.Tensor:
         """See `StepAttention.attend`."""
-        position = self._position_of[layer]
-        self.cache.write(position, self._slots, key, value)
+        position = self.position_of[layer]
+        self.cache.write(position, self.slots, key, value)
         return self.backend.attend(
             query, self.cache.keys[position], self.cache.values[position], options
         )

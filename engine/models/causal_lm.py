@@ -6,7 +6,7 @@ pause, a stop) it is an ordinary model again.
 """
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -14,9 +14,10 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from engine.attention.interface import ATTENTION_NAME, STEP_ATTRIBUTE, StepAttention
 from engine.errors import UnsupportedModelError
+from engine.models.fused_decoder import join_decoder
 from engine.models.fusion import find_replacements
 from engine.models.positions import known_positions
-from engine.models.replacement import in_place
+from engine.models.replacement import Replacement, in_place
 from engine.models.turns import Turn
 
 
@@ -62,6 +63,7 @@ class CausalLM:
             self.replacements = (
                 find_replacements(hf_model, self._attention_switched) if use_kernels else []
             )
+            self.in_place = join_decoder(hf_model, self.replacements, self._attention_switched)
 
     @property
     def device(self) -> torch.device:
@@ -116,13 +118,20 @@ class CausalLM:
             return self.compute_logits(input_ids, position_ids, sample_indices)
 
     @contextmanager
-    def in_use(self, attention: StepAttention) -> Iterator[None]:
-        """Let the calling thread alone compute with the model, and its layers call `attention`."""
+    def in_use(
+        self, attention: StepAttention, replacements: Sequence[Replacement] | None = None
+    ) -> Iterator[None]:
+        """Let the calling thread alone compute with the model.
+
+        Args:
+            attention: What the layers call.
+            replacements: What is in place meanwhile; None takes the model's own.
+        """
         with (
             self._turn.taken(),
             torch.inference_mode(),
             self._attention_switched(attention),
-            in_place(self.replacements),
+            in_place(self.in_place if replacements is None else replacements),
         ):
             yield
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from engine.attention.interface import STEP_ATTRIBUTE, AttentionOptions
+from engine.kernels.cpu.decoder import Norm
 from engine.kernels.cpu.linear import PackedLinear
 from engine.kernels.cpu.rows import rms_norm, rotate, silu_mul
 from engine.models.replacement import Forward, Replacement
@@ -44,7 +45,13 @@ class SingleLinear(Replacement):
 
 
 class FusedNorm(Replacement):
-    """A root-mean-square norm in one call."""
+    """A root-mean-square norm in one call.
+
+    Attributes:
+        norm: What was built.
+    """
+
+    norm: Norm
 
     def __init__(
         self, module: nn.Module, library: ctypes.CDLL, epsilon: float, gain: float
@@ -66,15 +73,24 @@ class FusedNorm(Replacement):
         """See `Replacement.build`."""
         weight = self.module.get_parameter("weight").detach() + self._gain
         library, epsilon = self._library, self._epsilon
+        self.norm = Norm(weight, epsilon)
         return lambda x: rms_norm(library, x, weight, epsilon)
 
 
 class FusedMLP(Replacement):
-    """down(silu(gate(x)) * up(x)) with gate and up as one product."""
+    """down(silu(gate(x)) * up(x)) with gate and up as one product.
+
+    Attributes:
+        width: Of gate and up each.
+        products: Gate and up, and down, once they are built.
+    """
+
+    products: tuple[PackedLinear, PackedLinear]
 
     def __init__(self, module: nn.Module, library: ctypes.CDLL, linears: list[nn.Linear]) -> None:
         """Replace a gated MLP; `linears` are gate, up and down."""
         super().__init__(module, linears)
+        self.width = linears[0].out_features
         self._library = library
         self._linears = linears
 
@@ -83,6 +99,7 @@ class FusedMLP(Replacement):
         gate_up = pack(self._library, self._linears[:2])
         down = pack(self._library, self._linears[2:])
         library = self._library
+        self.products = (gate_up, down)
         return lambda x: down(silu_mul(library, gate_up(x)))
 
 
@@ -91,7 +108,13 @@ class FusedAttention(Replacement):
 
     Attributes:
         options: How the layer attends, as its own forward said.
+        head_dim: Width of a head.
+        widths: Of all query, key and value heads.
+        norms: The modules that norm each query and each key, or None.
+        products: Query, key and value, and output, once they are built.
     """
+
+    products: tuple[PackedLinear, PackedLinear]
 
     def __init__(
         self,
@@ -106,18 +129,20 @@ class FusedAttention(Replacement):
         self.options = options
         self._library = library
         self._linears = linears
-        self._head_dim = head_dim
-        self._norms = [getattr(module, name, None) for name in ("q_norm", "k_norm")]
+        self.head_dim = head_dim
+        self.widths = [linear.out_features for linear in linears[:3]]
+        self.norms = [getattr(module, name, None) for name in ("q_norm", "k_norm")]
 
     def build(self) -> Forward:
         """See `Replacement.build`."""
         qkv = pack(self._library, self._linears[:3])
         out = pack(self._library, self._linears[3:])
-        widths = [linear.out_features for linear in self._linears[:3]]
+        self.products = (qkv, out)
+        widths = self.widths
         module, library, options = self.module, self._library, self.options
         layer = int(module.__dict__["layer_idx"])
-        query_norm, key_norm = self._norms
-        shape = (-1, self._head_dim)
+        query_norm, key_norm = self.norms
+        shape = (-1, self.head_dim)
 
         def forward(
             hidden_states: torch.Tensor,

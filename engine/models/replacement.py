@@ -37,16 +37,21 @@ class Replacement(ABC):
     def build(self) -> Forward:
         """Return the forward for the weights as they are."""
 
-    def put_in_place(self) -> None:
-        """Let the replacement compute, unless the weights have become of another kind."""
+    def refresh(self) -> Forward | None:
+        """Return the forward for the weights as they are; None if they are of another kind."""
         state = _state(self.sources)
         if state != self._built_from:
             self._forward = self.build() if all(map(_is_plain, _parameters(self.sources))) else None
             self._built_from = state
             self._held = [parameter.data for parameter in _parameters(self.sources)]
-        if self._forward is not None:
+        return self._forward
+
+    def put_in_place(self) -> None:
+        """Let the replacement compute, unless the weights have become of another kind."""
+        forward = self.refresh()
+        if forward is not None:
             # An attribute of the instance goes before the method of the class.
-            self.module.__dict__["forward"] = self._forward
+            self.module.__dict__["forward"] = forward
 
     def take_away(self) -> None:
         """Let the module's own forward compute again."""

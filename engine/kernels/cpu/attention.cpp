@@ -12,6 +12,7 @@
 #include <limits>
 #include <vector>
 
+#include "attention.h"
 #include "vector.h"
 
 using namespace slipstream;
@@ -20,23 +21,6 @@ namespace {
 
 constexpr int64_t kPiece = 32;
 constexpr int64_t kQueriesPerItem = 8;
-
-struct Attention {
-    const float* query;
-    const float* keys;
-    const float* values;
-    float* out;
-    const int32_t* block_table;
-    int64_t table_width, page_size;
-    int64_t heads, kv_heads, key_dim, value_dim;
-    float scaling, softcap;  // softcap 0: none
-    int64_t window;          // 0: none
-};
-
-// Some queries of one request.
-struct Item {
-    int64_t request, first_row, num_rows, first_position;
-};
 
 float dot(const float* a, const float* b, int64_t width) {
     Vector acc{};
@@ -137,6 +121,22 @@ void attend_item(const Attention& a, const Item& item, int64_t kv_head) {
 
 }  // namespace
 
+std::vector<Item> slipstream::attention_items(int64_t requests, const int64_t* query_starts,
+                                              const int64_t* context_lengths) {
+    std::vector<Item> items;
+    for (int64_t r = 0; r < requests; ++r) {
+        const int64_t rows = query_starts[r + 1] - query_starts[r];
+        for (int64_t row = 0; row < rows; row += kQueriesPerItem)
+            items.push_back({r, query_starts[r] + row, std::min(kQueriesPerItem, rows - row),
+                             context_lengths[r] - rows + row});
+    }
+    return items;
+}
+
+void slipstream::attend_to(const Attention& a, const Item& item, int64_t kv_head) {
+    attend_item(a, item, kv_head);
+}
+
 extern "C" {
 
 // sizes: requests, table_width, page_size, heads, kv_heads, key_dim, value_dim, window, threads.
@@ -147,13 +147,7 @@ void paged_attention(const float* query, const float* keys, const float* values,
     const int64_t requests = sizes[0], kv_heads = sizes[4], threads = sizes[8];
     const Attention a{query,    keys,     values,   out,      block_table, sizes[1], sizes[2],
                       sizes[3], kv_heads, sizes[5], sizes[6], scaling,     softcap,  sizes[7]};
-    std::vector<Item> items;
-    for (int64_t r = 0; r < requests; ++r) {
-        const int64_t rows = query_starts[r + 1] - query_starts[r];
-        for (int64_t row = 0; row < rows; row += kQueriesPerItem)
-            items.push_back({r, query_starts[r] + row, std::min(kQueriesPerItem, rows - row),
-                             context_lengths[r] - rows + row});
-    }
+    const std::vector<Item> items = attention_items(requests, query_starts, context_lengths);
     const int64_t work = int64_t(items.size()) * kv_heads;
 #pragma omp parallel for schedule(dynamic) num_threads(threads) if (work > 1)
     for (int64_t index = 0; index < work; ++index)

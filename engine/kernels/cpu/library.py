@@ -28,9 +28,14 @@ _ARGUMENTS: dict[str, list[type]] = {
         _INTEGER,
     ],
     "paged_attention": [*[_POINTER] * 8, _FLOAT, _FLOAT],
+    "decoder_workspace": [_POINTER],
+    "run_decoder": [_POINTER],
 }  # fmt: skip
 # The rest returns nothing.
-_RESULTS: dict[str, type] = {"quantized_panel_bytes": _INTEGER}
+_RESULTS: dict[str, type] = {
+    "quantized_panel_bytes": _INTEGER,
+    "decoder_workspace": _INTEGER,
+}
 
 
 @functools.cache

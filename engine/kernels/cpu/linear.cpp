@@ -2,9 +2,17 @@
 //
 // Threads come from the OpenMP runtime that torch has started.
 
+#include "linear.h"
 #include "tile.h"
 
 using namespace slipstream;
+
+void slipstream::run_float_panels(const Linear& linear, const Rows& rows, int64_t first,
+                                  int64_t last, float* spare) {
+    const Problem problem{rows.packed, linear.panels,  linear.bias,  rows.y,
+                          rows.count,  linear.columns, linear.depth, rows.adds};
+    run_panels<Float32>(problem, first, last, spare);
+}
 
 extern "C" {
 

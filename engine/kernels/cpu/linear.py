@@ -5,6 +5,7 @@ does not depend on the batch it is in.
 """
 
 import ctypes
+from dataclasses import dataclass
 
 import torch
 
@@ -12,6 +13,26 @@ from engine.kernels.cpu.library import kernels
 from engine.kernels.operators import define_operator
 
 PANEL = 32
+FLOAT32 = -1  # the format's number in linear.h
+
+
+@dataclass(frozen=True, slots=True)
+class LinearView:
+    """A packed linear layer as other kernels see it.
+
+    Attributes:
+        format: FLOAT32, or the number of a quantised one.
+        panels: The packed weight.
+        bias: [N] fp32 or None.
+        columns: N.
+        depth: K.
+    """
+
+    format: int
+    panels: torch.Tensor
+    bias: torch.Tensor | None
+    columns: int
+    depth: int
 
 
 class PackedLinear:
@@ -33,6 +54,11 @@ class PackedLinear:
         self._panels = torch.empty(-(-self._columns // PANEL), depth, PANEL)
         source = weight.detach().contiguous()
         library.pack_linear(source.data_ptr(), self._panels.data_ptr(), self._columns, depth)
+
+    @property
+    def view(self) -> LinearView:
+        """The layer as other kernels see it."""
+        return LinearView(FLOAT32, self._panels, self._bias, self._columns, self._panels.shape[1])
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return [..., N] for x [..., K], both fp32."""

@@ -17,6 +17,7 @@
 #include <immintrin.h>
 #endif
 
+#include "linear.h"
 #include "tile.h"
 
 using namespace slipstream;
@@ -226,6 +227,15 @@ void for_each_output(uint8_t* panels, int64_t panel_bytes, int64_t columns, Acti
 void put16(uint8_t* at, uint16_t value) { std::memcpy(at, &value, sizeof(value)); }
 
 }  // namespace
+
+void slipstream::run_quantized_panels(const Linear& linear, const Rows& rows, int64_t first,
+                                      int64_t last, float* spare) {
+    const Problem problem{rows.packed, linear.panels,  linear.bias,  rows.y,
+                          rows.count,  linear.columns, linear.depth, rows.adds};
+    with_format(linear.format, [&](auto* kind) {
+        run_panels<std::remove_pointer_t<decltype(kind)>>(problem, first, last, spare);
+    });
+}
 
 extern "C" {
 

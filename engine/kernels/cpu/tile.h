@@ -156,6 +156,7 @@ struct Problem {
     const float* bias;      // [columns] or null
     float* y;               // [rows, columns]
     int64_t rows, columns, depth;
+    bool adds = false;      // y += x W^T + b: the sums begin with what is in y
 };
 
 // Where the sums of a panel rest between slices.
@@ -175,6 +176,15 @@ inline Sums begin_sums(const Problem& p, int64_t index, float* spare) {
     const int64_t first = index * kPanel;
     const int64_t width = std::min<int64_t>(kPanel, p.columns - first);
     const Sums sums = width == kPanel ? Sums{p.y + first, p.columns} : Sums{spare, kPanel};
+    if (p.adds) {
+        for (int64_t r = 0; r < p.rows; ++r) {
+            float* to = sums.at + r * sums.stride;
+            const float* from = p.y + r * p.columns + first;
+            for (int64_t c = 0; c < width; ++c) to[c] = from[c] + (p.bias ? p.bias[first + c] : 0.0f);
+            if (width < kPanel) std::memset(to + width, 0, (kPanel - width) * sizeof(float));
+        }
+        return sums;
+    }
     float start[kPanel] = {};
     if (p.bias) std::memcpy(start, p.bias + first, width * sizeof(float));
     for (int64_t r = 0; r < p.rows; ++r)

@@ -1,0 +1,236 @@
+// All layers of a decoder in one call: x += out(attend(qkv(norm(x)))), x += down(silu(gate) * up).
+//
+// What else a step costs, in Python and in waking threads some two hundred times, is more than the
+// products themselves once the weights are small. Here one team of threads goes through all layers
+// and meets six times in each. A row is computed in an order of its own (see tile.h, rows.h and
+// attention.cpp), whatever the batch and the team.
+
+#include <vector>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#include "attention.h"
+#include "linear.h"
+#include "rows.h"
+#include "team.h"
+#include "tile.h"
+
+using namespace slipstream;
+
+namespace {
+
+// Numbers of a gated product that one thread takes at a time; a multiple of every vector.
+constexpr int64_t kGateChunk = 256;
+
+// Filled in from Python: eight bytes a field.
+struct Layer {
+    const float* attention_norm;  // [hidden]
+    Linear qkv;                   // rows: query heads, key heads, value heads
+    const float* query_norm;      // [head_dim], or null without
+    const float* key_norm;        // likewise
+    Linear out;
+    const float* mlp_norm;  // [hidden]
+    Linear gate_up;         // rows: gate, up
+    Linear down;
+    float* keys;    // [slots, kv_heads, head_dim]
+    float* values;  // likewise
+    int64_t window;  // 0: none
+    double attention_epsilon, query_epsilon, key_epsilon, mlp_epsilon, scaling, softcap;
+};
+
+struct Step {
+    const Layer* layers;
+    float* x;              // [rows, hidden], the embedded tokens; becomes the last layer's output
+    const float* cosines;  // [rows, head_dim]
+    const float* sines;    // likewise
+    const int64_t* slots;  // [rows]
+    const int32_t* block_table;
+    const int64_t* query_starts;
+    const int64_t* context_lengths;
+    float* workspace;  // as many floats as decoder_workspace returns
+    int64_t num_layers, rows, hidden, heads, kv_heads, head_dim, intermediate;
+    int64_t requests, table_width, page_size, threads;
+};
+
+// Where the intermediate results of a step lie.
+struct Buffers {
+    float* packed;     // [rows, widest input]
+    float* spare;      // [rows, 32]
+    float* qkv;        // [rows, (heads + 2 kv_heads) * head_dim]
+    float* queries;    // [rows, heads * head_dim]
+    float* attended;   // likewise
+    float* gate_up;    // [rows, 2 intermediate]
+    float* activated;  // [rows, intermediate]
+    float* normed;     // [threads, tile rows, hidden]
+};
+
+int64_t widest_input(const Step& s) {
+    return std::max({s.hidden, s.heads * s.head_dim, s.intermediate});
+}
+
+int64_t tile_count(int64_t rows) { return (rows + kTileRows - 1) / kTileRows; }
+
+int64_t lay_out(const Step& s, float* base, Buffers& b) {
+    const int64_t query_width = s.heads * s.head_dim;
+    float* at = base;
+    auto take = [&](int64_t count) {
+        float* from = at;
+        at += (count + 15) / 16 * 16;
+        return from;
+    };
+    b.packed = take(s.rows * widest_input(s));
+    b.spare = take(s.rows * kPanel);
+    b.qkv = take(s.rows * (s.heads + 2 * s.kv_heads) * s.head_dim);
+    b.queries = take(s.rows * query_width);
+    b.attended = take(s.rows * query_width);
+    b.gate_up = take(s.rows * 2 * s.intermediate);
+    b.activated = take(s.rows * s.intermediate);
+    b.normed = take(s.threads * kTileRows * s.hidden);
+    return at - base;
+}
+
+class Run {
+public:
+    Run(const Step& step, const Buffers& buffers, const std::vector<Item>& items, Member member)
+        : s(step), b(buffers), items(items), me(member) {}
+
+    void layer(const Layer& layer, std::atomic<int64_t>& next_item) {
+        linear(layer.qkv, pack_normed(layer.attention_norm, layer.attention_epsilon), b.qkv, false);
+        place_heads(layer);
+        attend(layer, next_item);
+        linear(layer.out, pack(b.attended, s.heads * s.head_dim), s.x, true);
+        linear(layer.gate_up, pack_normed(layer.mlp_norm, layer.mlp_epsilon), b.gate_up, false);
+        activate();
+        linear(layer.down, pack(b.activated, s.intermediate), s.x, true);
+    }
+
+private:
+    // y (+)= x W^T + b for rows that are packed; everybody's part is done when it returns.
+    void linear(const Linear& linear, const float* packed, float* y, bool adds) {
+        const int64_t count = (linear.columns + kPanel - 1) / kPanel;
+        const Rows rows{packed, y, s.rows, adds};
+        const auto run = linear.format == kFloat32 ? run_float_panels : run_quantized_panels;
+        run(linear, rows, me.begin(count), me.end(count), b.spare);
+        me.barrier.wait();
+    }
+
+    // Rows as the tiles read them. One row is packed as it stands.
+    const float* pack(const float* x, int64_t width) {
+        if (s.rows == 1) return x;
+        for (int64_t t = me.begin(tile_count(s.rows)); t < me.end(tile_count(s.rows)); ++t) {
+            const int64_t row = t * kTileRows;
+            pack_rows(x + row * width, width, b.packed + row * width,
+                      std::min<int64_t>(kTileRows, s.rows - row), width);
+        }
+        me.barrier.wait();
+        return b.packed;
+    }
+
+    // The residual stream's rows, normed and packed. A single row is normed by every thread for
+    // itself: that takes less time than to wait for another to do it.
+    const float* pack_normed(const float* weight, double epsilon) {
+        float* normed = b.normed + me.index * kTileRows * s.hidden;
+        if (s.rows == 1) {
+            norm_row(s.x, weight, normed, s.hidden, float(epsilon));
+            return normed;
+        }
+        for (int64_t t = me.begin(tile_count(s.rows)); t < me.end(tile_count(s.rows)); ++t) {
+            const int64_t first = t * kTileRows;
+            const int64_t height = std::min<int64_t>(kTileRows, s.rows - first);
+            for (int64_t r = 0; r < height; ++r)
+                norm_row(s.x + (first + r) * s.hidden, weight, normed + r * s.hidden, s.hidden,
+                         float(epsilon));
+            pack_rows(normed, s.hidden, b.packed + first * s.hidden, height, s.hidden);
+        }
+        me.barrier.wait();
+        return b.packed;
+    }
+
+    // Norm and turn queries and keys, and bring keys and values to their slots.
+    void place_heads(const Layer& layer) {
+        const int64_t all = s.heads + 2 * s.kv_heads, width = s.head_dim;
+        for (int64_t unit = me.begin(s.rows * all); unit < me.end(s.rows * all); ++unit) {
+            const int64_t row = unit / all, head = unit % all;
+            float* from = b.qkv + unit * width;
+            const int64_t kv = (head - s.heads) % s.kv_heads;
+            const int64_t at = (s.slots[row] * s.kv_heads + kv) * width;
+            if (head >= s.heads + s.kv_heads) {
+                std::memcpy(layer.values + at, from, width * sizeof(float));
+                continue;
+            }
+            const bool is_query = head < s.heads;
+            const float* norm = is_query ? layer.query_norm : layer.key_norm;
+            const double epsilon = is_query ? layer.query_epsilon : layer.key_epsilon;
+            if (norm) norm_row(from, norm, from, width, float(epsilon));
+            float* to = is_query ? b.queries + (row * s.heads + head) * width : layer.keys + at;
+            rotate_head(from, s.cosines + row * width, s.sines + row * width, to, width);
+        }
+        me.barrier.wait();
+    }
+
+    // Requests differ in length, so whoever is free takes the next piece.
+    void attend(const Layer& layer, std::atomic<int64_t>& next_item) {
+        const Attention a{b.queries,      layer.keys,  layer.values,         b.attended,
+                          s.block_table,  s.table_width, s.page_size,        s.heads,
+                          s.kv_heads,     s.head_dim,  s.head_dim,           float(layer.scaling),
+                          float(layer.softcap), layer.window};
+        const int64_t work = int64_t(items.size()) * s.kv_heads;
+        for (int64_t unit; (unit = next_item.fetch_add(1, std::memory_order_relaxed)) < work;)
+            attend_to(a, items[unit / s.kv_heads], unit % s.kv_heads);
+        me.barrier.wait();
+    }
+
+    void activate() {
+        const int64_t width = s.intermediate, chunks = (width + kGateChunk - 1) / kGateChunk;
+        for (int64_t unit = me.begin(s.rows * chunks); unit < me.end(s.rows * chunks); ++unit) {
+            const int64_t row = unit / chunks, first = unit % chunks * kGateChunk;
+            const float* gate = b.gate_up + row * 2 * width + first;
+            silu_mul_row(gate, gate + width, b.activated + row * width + first,
+                         std::min(kGateChunk, width - first));
+        }
+        me.barrier.wait();
+    }
+
+    const Step& s;
+    const Buffers& b;
+    const std::vector<Item>& items;
+    Member me;
+};
+
+}  // namespace
+
+extern "C" {
+
+// How many floats a step's workspace must hold.
+int64_t decoder_workspace(const Step* step) {
+    Buffers buffers;
+    return lay_out(*step, nullptr, buffers);
+}
+
+void run_decoder(const Step* step) {
+    const Step& s = *step;
+    Buffers buffers;
+    lay_out(s, s.workspace, buffers);
+    const std::vector<Item> items =
+        attention_items(s.requests, s.query_starts, s.context_lengths);
+    std::vector<std::atomic<int64_t>> next_items(s.num_layers);
+    for (auto& next : next_items) next.store(0, std::memory_order_relaxed);
+#ifdef _OPENMP
+    // How many come is known only inside: a barrier for more would never open.
+    Barrier* barrier = nullptr;
+#pragma omp parallel num_threads(s.threads)
+    {
+#pragma omp single
+        barrier = new Barrier(omp_get_num_threads());
+        Run run(s, buffers, items, {omp_get_thread_num(), omp_get_num_threads(), *barrier});
+        for (int64_t i = 0; i < s.num_layers; ++i) run.layer(s.layers[i], next_items[i]);
+    }
+    delete barrier;
+#else
+    Barrier barrier(1);
+    Run run(s, buffers, items, {0, 1, barrier});
+    for (int64_t i = 0; i < s.num_layers; ++i) run.layer(s.layers[i], next_items[i]);
+#endif
+}
+}

@@ -31,6 +31,7 @@ from api_schemas.generation import (
 )
 from api_schemas.models import ModelCard, ModelList
 from api_schemas.requests import CancelledRequests
+from api_schemas.structured import Constraint, ConstraintKind
 from api_schemas.support import CHAT_FIELDS, COMPLETION_FIELDS
 from api_schemas.tokenization import (
     DetokenizeRequest,
@@ -61,6 +62,8 @@ __all__ = [
     "CompletionLogprobs",
     "CompletionRequest",
     "CompletionTokensDetails",
+    "Constraint",
+    "ConstraintKind",
     "DetokenizeRequest",
     "DetokenizeResponse",
     "ErrorObject",

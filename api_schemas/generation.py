@@ -18,6 +18,7 @@ from api_schemas.base import (
     WireModel,
     field_error,
 )
+from api_schemas.structured import ConstraintFields
 
 MAX_LOGIT_BIASES = 1024
 MAX_STOP_CHARACTERS = 1024
@@ -77,7 +78,7 @@ LogitBias = Annotated[
 ]
 
 
-class SamplingFields(RequestModel):
+class SamplingFields(ConstraintFields):
     """The fields that decide how an answer is drawn, when it stops and how it is sent.
 
     None means that the client left the choice to the server. The meaning of each field stands in

@@ -31,6 +31,7 @@ from engine.sampling.grammar import Grammar, Matcher
 from engine.sampling.options import SamplingLimits
 from engine.sampling.parameters import SamplingParams
 from engine.statistics import EngineStatistics
+from engine.submission import family_ids
 
 __all__ = [
     "CacheTooSmallError",
@@ -63,6 +64,7 @@ __all__ = [
     "UnsupportedConfigError",
     "UnsupportedModelError",
     "WorkloadHints",
+    "family_ids",
     "load",
     "wrap",
 ]

@@ -87,6 +87,7 @@ def _make_lifespan(state: ServerState) -> Any:
             # Whoever waited for an answer has been told; nothing is worth finishing.
             await asyncio.to_thread(state.manager.stop, block=True, hard_stop=True)
             state.encoder.close()
+            state.setting.grammars.close()
 
     return lifespan
 

@@ -8,7 +8,7 @@ loop only.
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from engine import GenerationOutput
+from engine import GenerationOutput, family_ids
 from server.completion_stream import CompletionStream
 
 
@@ -90,32 +90,39 @@ class EngineClient:
         return self._manager.fatal_error is None and self._manager.is_running()
 
     def submit(
-        self, request_id: str, input_ids: Sequence[int], arguments: dict[str, Any]
-    ) -> CompletionStream:
-        """Start a request and return the stream of its tokens.
+        self, request_id: str, input_ids: Sequence[int], arguments: dict[str, Any], count: int = 1
+    ) -> list[CompletionStream]:
+        """Start a request and return the streams of its answers.
 
         Args:
             request_id: Unique in the process.
-            input_ids: The prompt.
+            input_ids: The prompt, which the answers share.
             arguments: Further keywords of `add_request`.
+            count: Answers; the first draws with the request's seed, the others with the next ones.
 
         Raises:
             InvalidRequestError, PromptTooLongError, QueueFullError, EngineStoppingError,
             EngineDeadError: The engine does not take it; nothing is left behind.
         """
-        stream = CompletionStream(
-            request_id, cancel=self._manager.cancel_request, on_end=self._open.discard
-        )
-        self._manager.register_result_handler(request_id, stream.feed)
+        *others, own = family_ids(request_id, count)
+        streams = [
+            CompletionStream(name, cancel=self._manager.cancel_request, on_end=self._open.discard)
+            for name in (own, *others)
+        ]
+        if count > 1:
+            arguments = {**arguments, "num_return_sequences": count}
+        for stream in streams:
+            self._manager.register_result_handler(stream.request_id, stream.feed)
         try:
             self._manager.add_request(
                 list(input_ids), request_id=request_id, streaming=True, **arguments
             )
         except BaseException:
-            self._manager.unregister_result_handler(request_id)
+            for stream in streams:
+                self._manager.unregister_result_handler(stream.request_id)
             raise
-        self._open.add(stream)
-        return stream
+        self._open.update(streams)
+        return streams
 
     def abort_all(self, error: BaseException) -> None:
         """End every open stream with an error; its reader gets it at once."""

@@ -46,6 +46,7 @@ WIRE_NAMES = {
     "input_ids": "prompt",
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
+    "num_return_sequences": "n",
 }
 
 

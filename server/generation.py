@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from api_schemas import FinishReason, SamplingFields
 from server.completion_stream import CompletionStream
 from server.engine_client import EngineClient
+from server.grammars.compiler import GrammarCompiler
 from server.interleave import Numbered, interleave
 from server.parameters import RequestLimits, to_request_kwargs, to_text_options
 from server.text_stream import TextAssembler, TextDelta, decode
@@ -95,17 +96,19 @@ class GenerationSetting:
         client: Submits to the engine.
         vocabulary: Makes text of tokens.
         limits: What a request may ask for.
+        grammars: Compiles what an answer must follow.
     """
 
     client: EngineClient
     vocabulary: Vocabulary
     limits: RequestLimits
+    grammars: GrammarCompiler
 
 
-def start_generation(
+async def start_generation(
     setting: GenerationSetting, body: SamplingFields, request_id: str, prompts: Sequence[list[int]]
 ) -> Generation:
-    """Submit every choice of every prompt.
+    """Submit every prompt with all its choices.
 
     Args:
         setting: The server's parts.
@@ -114,24 +117,25 @@ def start_generation(
         prompts: Token ids of each prompt.
 
     Raises:
-        RequestError, EngineError: A choice was refused; none is left running.
+        RequestError, EngineError: A prompt was refused; none is left running.
     """
     limits, options = setting.limits, to_text_options(body)
     arguments = [
-        to_request_kwargs(body, num_prompt_tokens=len(prompt), choice=choice, limits=limits)
-        for prompt in prompts
-        for choice in range(body.n)
+        to_request_kwargs(body, num_prompt_tokens=len(prompt), limits=limits) for prompt in prompts
     ]
+    if (constraint := body.constraint()) is not None:
+        grammar = await setting.grammars.compile(constraint)
+        arguments = [{**keywords, "grammar": grammar} for keywords in arguments]
     generation = Generation(request_id, prompts, body.n)
     try:
-        for index, keywords in enumerate(arguments):
-            stream = None
+        for number, keywords in enumerate(arguments):
+            streams: list[CompletionStream | None] = [None] * body.n
             if keywords.get("max_new_tokens") != 0:
-                stream = setting.client.submit(
-                    f"{request_id}-{index}", generation.prompt_of(index), keywords
-                )
-            assembler = TextAssembler(setting.vocabulary, options)
-            generation.choices.append(Choice(stream, assembler))
+                name = f"{request_id}-{number}"
+                streams[:] = setting.client.submit(name, prompts[number], keywords, body.n)
+            for stream in streams:
+                assembler = TextAssembler(setting.vocabulary, options)
+                generation.choices.append(Choice(stream, assembler))
     except BaseException:
         generation.close()
         raise

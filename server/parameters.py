@@ -86,14 +86,13 @@ def check_limits(body: SamplingFields, limits: RequestLimits) -> None:
 
 
 def to_request_kwargs(
-    body: SamplingFields, *, num_prompt_tokens: int, choice: int, limits: RequestLimits
+    body: SamplingFields, *, num_prompt_tokens: int, limits: RequestLimits
 ) -> dict[str, Any]:
-    """Return the keyword arguments of `add_request` for one choice of one prompt.
+    """Return the keyword arguments of `add_request` for one prompt and all its choices.
 
     Args:
         body: The request.
         num_prompt_tokens: Length of the prompt, in tokens.
-        choice: Number of the choice among n; choice k draws from seed + k.
         limits: What the server allows.
 
     Raises:
@@ -102,7 +101,7 @@ def to_request_kwargs(
     asked = {
         "max_new_tokens": _max_new_tokens(body, num_prompt_tokens, limits),
         **_sampling_arguments(body),
-        "seed": None if body.seed is None else (body.seed + choice) % 2**63,
+        "seed": body.seed,
         "logit_bias": body.logit_bias or None,
         "stop_token_ids": body.stop_token_ids or None,
         "min_new_tokens": body.min_tokens or None,

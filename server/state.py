@@ -15,6 +15,7 @@ from starlette.types import Scope
 
 from server.engine_client import EngineClient, Manager
 from server.generation import GenerationSetting
+from server.grammars.compiler import GrammarCompiler
 from server.parameters import RequestLimits, sampling_defaults
 from server.prompt_encoding import PromptEncoder
 from server.request_errors import ModelNotFoundError
@@ -94,6 +95,7 @@ def build_state(settings: Settings, model: Any, manager: Manager, tokenizer: Any
     """
     server = settings.server
     client = EngineClient(manager)
+    vocabulary = Vocabulary(tokenizer)
     policy = settings.model.sampling_defaults
     limits = RequestLimits(
         max_model_tokens=manager.resolved_config.max_model_tokens,
@@ -110,7 +112,7 @@ def build_state(settings: Settings, model: Any, manager: Manager, tokenizer: Any
         manager=manager,
         client=client,
         encoder=PromptEncoder(tokenizer),
-        setting=GenerationSetting(client, Vocabulary(tokenizer), limits),
+        setting=GenerationSetting(client, vocabulary, limits, GrammarCompiler(vocabulary)),
         served_names=names,
         fingerprint=_fingerprint(names[0], settings.model.revision, model),
     )

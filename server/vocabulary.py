@@ -34,6 +34,7 @@ class Vocabulary:
 
     Attributes:
         is_byte_level: Whether joining the tokens' bytes is all there is to decoding.
+        is_wordpiece: Whether decoding rearranges blanks.
         special_ids: Tokens that skip_special_tokens hides.
         special_texts: Their texts.
     """
@@ -50,7 +51,7 @@ class Vocabulary:
         self.is_byte_level = isinstance(decoder, decoders.ByteLevel)
         # A chain of decoders that ends in bytes can't be told by its type.
         self._has_byte_level = self.is_byte_level or "ByteLevel" in repr(decoder)
-        self._is_wordpiece = isinstance(decoder, decoders.WordPiece)
+        self.is_wordpiece = isinstance(decoder, decoders.WordPiece)
         self.special_ids = _special_ids(tokenizer, self._backend)
         self._bytes: dict[int, bytes] = {}
         self.special_texts = tuple(map(self.token_text, sorted(self.special_ids)))
@@ -69,6 +70,16 @@ class Vocabulary:
     def token_text(self, token_id: int) -> str:
         """Return a token's text; bytes that are no text become U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
+
+    def all_bytes(self) -> list[bytes]:
+        """Return the bytes of all tokens, in the order of their ids; a gap has none."""
+        return [self.token_bytes(token_id) for token_id in range(len(self._tokenizer))]
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text, none of them special nor added."""
+        if self._backend is not None:
+            return list(self._backend.encode(text, add_special_tokens=False).ids)
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
         """Decode with the tokenizer itself."""
@@ -93,7 +104,7 @@ class Vocabulary:
             return bytes([int(match[1], 16)])
         if self.is_special(token_id):
             return str(token).encode()
-        if self._is_wordpiece:
+        if self.is_wordpiece:
             return (token[2:] if token.startswith("##") else f" {token}").encode()
         return str(token.replace(_METASPACE, " ")).encode()
 

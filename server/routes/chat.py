@@ -31,5 +31,5 @@ async def create_chat_completion(request: Request) -> Response:
         prompt=prompt,
         num_choices=body.n,
     )
-    generation = start_generation(state.setting, body, head.id, [prompt])
+    generation = await start_generation(state.setting, body, head.id, [prompt])
     return await answer(request, body, generation, renderer)

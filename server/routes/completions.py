@@ -25,7 +25,7 @@ async def create_completion(request: Request) -> Response:
     head = make_head(state, body, prefix="cmpl")
     check_limits(body, state.limits)
     prompts = await state.encoder.encode_prompts(body)
-    generation = start_generation(state.setting, body, head.id, prompts)
+    generation = await start_generation(state.setting, body, head.id, prompts)
     renderer = CompletionRenderer(
         head,
         to_answer_options(body, logprobs=wants_logprobs(body)),

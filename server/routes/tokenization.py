@@ -70,7 +70,7 @@ async def render_chat(request: Request) -> RenderResponse:
     prompt = await state.encoder.render_chat(body)
     num_tokens = len(prompt.token_ids)
     arguments: dict[str, Any] = to_request_kwargs(
-        body, num_prompt_tokens=num_tokens, choice=0, limits=state.limits
+        body, num_prompt_tokens=num_tokens, limits=state.limits
     )
     return RenderResponse(
         prompt=prompt.text,

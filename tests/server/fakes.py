@@ -23,6 +23,7 @@ from engine import (
     QueueFullError,
     RequestStatus,
     TokenLogprobs,
+    family_ids,
 )
 
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -254,11 +255,16 @@ class FakeManager:
                 raise DuplicateRequestError(request_id)
             if self.queue_full_after is not None and len(self.added) >= self.queue_full_after:
                 raise QueueFullError(num_waiting=len(self._active), retry_after_seconds=2.3)
-            arguments = {**sampling, "max_new_tokens": max_new_tokens}
-            request = FakeRequest(request_id, list(input_ids), arguments, [])
-            request.script = list(self.script(request.input_ids, arguments))
-            self.added.append(request)
-            self._active[request_id] = request
+            count = sampling.pop("num_return_sequences", 1)
+            *others, own = family_ids(request_id, count)
+            for number, name in enumerate((own, *others)):
+                arguments = {**sampling, "max_new_tokens": max_new_tokens}
+                if arguments.get("seed") is not None:
+                    arguments["seed"] += number
+                request = FakeRequest(name, list(input_ids), arguments, [])
+                request.script = list(self.script(request.input_ids, arguments))
+                self.added.append(request)
+                self._active[name] = request
         return request_id
 
     def register_result_handler(self, request_id: str, callback: Callable[[Any], None]) -> None:

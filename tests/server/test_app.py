@@ -151,10 +151,10 @@ def test_a_full_queue_is_a_429_at_once(live):
     assert live.chat().status_code == 200
 
 
-def test_choices_before_a_refused_one_are_cancelled(live):
+def test_prompts_before_a_refused_one_are_cancelled(live):
     live.manager.queue_full_after = 2
     live.manager.step_seconds = 0.01
-    assert live.chat(n=4).status_code == 429
+    assert live.complete(prompt=["a"] * 4).status_code == 429
     assert len(live.manager.cancelled) == 2
     live.manager.wait_until(lambda: live.manager.num_active == 0)
 

@@ -40,7 +40,7 @@ async def test_a_refused_request_leaves_no_handler(manager):
 async def test_tokens_arrive_from_the_engine_thread(manager):
     client = EngineClient(manager)
     manager.start()
-    stream = client.submit("r", [1], {})
+    (stream,) = client.submit("r", [1], {})
     assert client.num_open == 1
     ids = [token async for delta in stream for token in delta.token_ids]
     assert ids == [1, 2, 3]
@@ -51,12 +51,12 @@ async def test_tokens_arrive_from_the_engine_thread(manager):
 async def test_abort_all_reaches_every_reader(manager):
     manager.paused.set()
     client = EngineClient(manager)
-    streams = [client.submit(f"r{number}", [1], {}) for number in range(3)]
+    streams = client.submit("r", [1], {}, count=3)
     client.abort_all(EngineStoppingError("bye"))
     for stream in streams:
         with pytest.raises(EngineStoppingError):
             await anext(stream)
-    assert sorted(manager.cancelled) == ["r0", "r1", "r2"]
+    assert sorted(manager.cancelled) == ["r", "r__child#0", "r__child#1"]
     assert client.num_open == 0
 
 

@@ -1,0 +1,47 @@
+"""Answers made of masks alone: random walks through a grammar, with no model."""
+
+import random
+
+import numpy as np
+
+from server.vocabulary import Vocabulary
+
+MAX_TOKENS = 600
+
+
+class Walker:
+    """Walks through grammars over one vocabulary."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._bytes = vocabulary.all_bytes()
+        self._special = sorted(vocabulary.special_ids)
+        # What brings an answer to its end, or is needed before it, so that a walk gets there.
+        self._closing = [
+            b'"' in one or b"}" in one or b"]" in one or one in (b"@", b".", b"b")
+            for one in self._bytes
+        ]
+
+    def walk(self, grammar, seed: int) -> str | None:
+        """Return a text that follows the grammar; None if the walk was too long."""
+        chance = random.Random(seed)
+        matcher = grammar.matcher()
+        data = b""
+        for step in range(MAX_TOKENS):
+            allowed = np.zeros(len(self._bytes) + 7, dtype=np.bool_)
+            matcher.allow(allowed)
+            assert not allowed[len(self._bytes) :].any(), "a token without a text is allowed"
+            assert not allowed[self._special].any(), "a special token is allowed"
+            ids = np.flatnonzero(allowed).tolist()
+            if matcher.is_complete() and (not ids or chance.random() < 0.3 or step > 60):
+                return data.decode("utf-8")
+            assert ids, f"a dead end after {data!r}"
+            token = chance.choice(self._preferred(ids, chance, step))
+            matcher.accept(token)
+            data += self._bytes[token]
+        return None
+
+    def _preferred(self, ids: list[int], chance: random.Random, step: int) -> list[int]:
+        """Return the tokens to choose from: any at first, later ones that close something."""
+        if chance.random() < min(0.2 + step / 60, 0.95):
+            return [token for token in ids if self._closing[token]] or ids
+        return ids

@@ -25,13 +25,13 @@ from engine.errors import (
 from engine.manager import ContinuousBatchingManager
 from engine.mixin import ContinuousMixin
 from engine.paged_model import PagedModel, load, wrap
+from engine.request_ids import family_ids
 from engine.requests import FinishReason, GenerationOutput, RequestStatus, TokenLogprobs
 from engine.resolve import ResolvedConfig
 from engine.sampling.grammar import Grammar, Matcher
 from engine.sampling.options import SamplingLimits
 from engine.sampling.parameters import SamplingParams
 from engine.statistics import EngineStatistics
-from engine.submission import family_ids
 
 __all__ = [
     "CacheTooSmallError",

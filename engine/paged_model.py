@@ -14,6 +14,7 @@ from engine.mixin import ContinuousMixin
 from engine.models.causal_lm import CausalLM
 from engine.models.loading import load_hf_model
 from engine.models.probe import ModelGeometry, probe_geometry, self_check
+from engine.models.weight_formats import check_weights, store_weights
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +95,11 @@ def _take_over(
 
 
 def wrap(
-    hf_model: PreTrainedModel, *, max_model_tokens: int | None = None, use_kernels: bool = True
+    hf_model: PreTrainedModel,
+    *,
+    max_model_tokens: int | None = None,
+    use_kernels: bool = True,
+    weights: str = "fp32",
 ) -> PagedModel:
     """Take over a Hugging Face model that is loaded already.
 
@@ -102,14 +107,19 @@ def wrap(
         hf_model: A causal language model.
         max_model_tokens: Positions to use at most; None takes the model's own limit.
         use_kernels: Compute with our own kernels where there are any for this device.
+        weights: What the linear layers and the embedding are stored as: "fp32" leaves the model as
+            it is, "auto", "bf16", "int8" and "int4" put packed layers in their place, in the model
+            itself. See docs/quantisation.md.
 
     Raises:
+        UnsupportedConfigError: The weights cannot be stored like this here.
         UnsupportedModelError: Its attention cannot be run over a paged cache.
     """
+    store_weights(hf_model, weights, use_kernels=use_kernels)
     return PagedModel(hf_model, max_model_tokens=max_model_tokens, use_kernels=use_kernels)
 
 
-def load(
+def load(  # noqa: PLR0913 - each is a choice of its own, and all have names
     path: str | Path,
     *,
     dtype: str | torch.dtype = "auto",
@@ -117,6 +127,7 @@ def load(
     revision: str | None = None,
     max_model_tokens: int | None = None,
     use_kernels: bool = True,
+    weights: str = "auto",
 ) -> PagedModel:
     """Load a model from a local folder or a hub name and take it over.
 
@@ -127,11 +138,17 @@ def load(
         revision: Hub revision.
         max_model_tokens: Positions to use at most; None takes the model's own limit.
         use_kernels: Compute with our own kernels where there are any for this device.
+        weights: What the linear layers and the embedding are stored as: "fp32", "bf16", "int8",
+            "int4"; auto is bf16 on a CPU if that loses nothing, else it leaves them as they are.
 
     Raises:
         OSError: There is no such model.
         ValueError: dtype is unknown.
+        UnsupportedConfigError: The weights cannot be stored like this here.
         UnsupportedModelError: Its attention cannot be run over a paged cache.
     """
+    check_weights(weights)
     hf_model = load_hf_model(path, dtype=dtype, device=device, revision=revision)
-    return wrap(hf_model, max_model_tokens=max_model_tokens, use_kernels=use_kernels)
+    return wrap(
+        hf_model, max_model_tokens=max_model_tokens, use_kernels=use_kernels, weights=weights
+    )

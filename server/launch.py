@@ -101,6 +101,7 @@ def _load(settings: Settings, stored: StoredModel) -> PagedModel:
             dtype=settings.model.dtype,
             device=settings.model.device,
             max_model_tokens=settings.model.max_model_tokens or None,
+            weights=settings.model.weights,
         )
     except OSError as error:
         raise ModelUnavailableError(f"{stored.folder} cannot be loaded: {error}") from error

@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Any, TypeVar, get_args, get_origin
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+WEIGHTS = ("auto", "fp32", "bf16", "int8", "int4")
 SAMPLING_DEFAULTS = ("model", "openai")
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 LOG_FORMATS = ("text", "json")

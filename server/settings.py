@@ -18,6 +18,7 @@ from server.setting_values import (
     HTTP_PARSERS,
     LOG_LEVELS,
     SAMPLING_DEFAULTS,
+    WEIGHTS,
     SettingsError,
     build_section,
     check_at_least,
@@ -36,6 +37,8 @@ class ModelSettings:
         served_names: Names clients may use, first is the one listed; empty derives one from path.
         revision: Hub revision of every file of the model.
         dtype: "auto", "float32", "bfloat16" or "float16"; auto is float32 on a CPU.
+        weights: What linear layers and embedding are stored as on a CPU: "fp32" (as loaded),
+            "bf16", "int8" or "int4"; auto is bf16 if that loses nothing, else as loaded.
         device: "auto", "cpu", "cuda" or "cuda:N".
         chat_template: File with a chat template that replaces the tokenizer's own.
         allow_auto_map: Serve a model whose config names code of its own, with transformers' code
@@ -49,6 +52,7 @@ class ModelSettings:
     served_names: tuple[str, ...] = ()
     revision: str = ""
     dtype: str = "auto"
+    weights: str = "auto"
     device: str = "auto"
     chat_template: str = ""
     allow_auto_map: bool = False
@@ -229,6 +233,7 @@ def parse_value(text: str) -> Any:
 def _validate(settings: Settings) -> None:
     model, server, telemetry = settings.model, settings.server, settings.telemetry
     check_choice("model.dtype", model.dtype, DTYPES)
+    check_choice("model.weights", model.weights, WEIGHTS)
     check_choice("model.sampling_defaults", model.sampling_defaults, SAMPLING_DEFAULTS)
     check_choice("server.http_parser", server.http_parser, HTTP_PARSERS)
     check_choice("telemetry.log_level", telemetry.log_level, LOG_LEVELS)

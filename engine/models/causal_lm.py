@@ -17,6 +17,7 @@ from engine.errors import UnsupportedModelError
 from engine.models.fused_decoder import join_decoder
 from engine.models.fusion import find_replacements
 from engine.models.positions import known_positions
+from engine.models.quantized_modules import QuantizedLinear
 from engine.models.replacement import Replacement, in_place
 from engine.models.turns import Turn
 
@@ -79,6 +80,8 @@ class CausalLM:
     def vocab_size(self) -> int:
         """Width of a row of logits."""
         head: torch.nn.Module | None = self.hf_model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        if isinstance(head, QuantizedLinear):
+            return head.out_features
         weight = getattr(head, "weight", None)
         if isinstance(weight, torch.Tensor):
             return weight.shape[0]

@@ -225,7 +225,7 @@ def _find_layer(layer: nn.Module, known: dict[int, Replacement]) -> FusedLayer |
         return None
     if not (isinstance(attention, FusedAttention) and isinstance(mlp, FusedMLP)):
         return None
-    if attention.options.sinks is not None:
+    if attention.options.sinks is not None or not (attention.is_joined and mlp.is_joined):
         return None
     head_norms = [norm and known.get(id(norm)) for norm in attention.norms]
     query_norm, key_norm = (norm if isinstance(norm, FusedNorm) else None for norm in head_norms)
@@ -265,7 +265,7 @@ def _check_step(decoder: FusedDecoder) -> tuple[BatchInputs, PagedAttention]:
     tables = torch.tensor([[0, 2], [1, 3]], dtype=torch.int32)
     positions = [position for length in lengths for position in range(length)]
     rows = [row for row, length in enumerate(lengths) for _ in range(length)]
-    num_ids = decoder.module.get_parameter("embed_tokens.weight").shape[0]
+    num_ids = int(decoder.module.embed_tokens.num_embeddings)  # type: ignore[union-attr, arg-type]
 
     def integers(values: Iterable[int]) -> torch.Tensor:
         return torch.tensor(list(values), dtype=torch.int64)

@@ -5,6 +5,7 @@ forward. Everything is fp32 on the CPU.
 """
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,22 +13,9 @@ from torch import nn
 
 from engine.attention.interface import STEP_ATTRIBUTE, AttentionOptions
 from engine.kernels.cpu.decoder import Norm
-from engine.kernels.cpu.linear import PackedLinear
 from engine.kernels.cpu.rows import rms_norm, rotate, silu_mul
+from engine.models.joined_linears import AnyLinear, Product, can_join, join
 from engine.models.replacement import Forward, Replacement
-
-
-def pack(library: ctypes.CDLL, linears: list[nn.Linear]) -> PackedLinear:
-    """Return linear layers with the same input as one."""
-    weight = torch.cat([linear.weight.detach() for linear in linears])
-    biases: list[torch.Tensor | None] = [linear.bias for linear in linears]
-    if all(bias is None for bias in biases):
-        return PackedLinear(library, weight, None)
-    filled = [
-        linear.weight.new_zeros(linear.out_features) if bias is None else bias.detach()
-        for linear, bias in zip(linears, biases, strict=True)
-    ]
-    return PackedLinear(library, weight, torch.cat(filled))
 
 
 class SingleLinear(Replacement):
@@ -41,7 +29,7 @@ class SingleLinear(Replacement):
 
     def build(self) -> Forward:
         """See `Replacement.build`."""
-        return pack(self._library, [self._linear])
+        return join(self._library, [self._linear])
 
 
 class FusedNorm(Replacement):
@@ -82,22 +70,26 @@ class FusedMLP(Replacement):
 
     Attributes:
         width: Of gate and up each.
+        is_joined: Whether gate and up are one product.
         products: Gate and up, and down, once they are built.
     """
 
-    products: tuple[PackedLinear, PackedLinear]
+    products: tuple[Product, Product]
 
-    def __init__(self, module: nn.Module, library: ctypes.CDLL, linears: list[nn.Linear]) -> None:
+    def __init__(
+        self, module: nn.Module, library: ctypes.CDLL, linears: Sequence[AnyLinear]
+    ) -> None:
         """Replace a gated MLP; `linears` are gate, up and down."""
         super().__init__(module, linears)
         self.width = linears[0].out_features
+        self.is_joined = can_join(linears[:2])
         self._library = library
         self._linears = linears
 
     def build(self) -> Forward:
         """See `Replacement.build`."""
-        gate_up = pack(self._library, self._linears[:2])
-        down = pack(self._library, self._linears[2:])
+        gate_up = join(self._library, self._linears[:2])
+        down = join(self._library, self._linears[2:])
         library = self._library
         self.products = (gate_up, down)
         return lambda x: down(silu_mul(library, gate_up(x)))
@@ -111,16 +103,17 @@ class FusedAttention(Replacement):
         head_dim: Width of a head.
         widths: Of all query, key and value heads.
         norms: The modules that norm each query and each key, or None.
+        is_joined: Whether query, key and value are one product.
         products: Query, key and value, and output, once they are built.
     """
 
-    products: tuple[PackedLinear, PackedLinear]
+    products: tuple[Product, Product]
 
     def __init__(
         self,
         module: nn.Module,
         library: ctypes.CDLL,
-        linears: list[nn.Linear],
+        linears: Sequence[AnyLinear],
         head_dim: int,
         options: AttentionOptions,
     ) -> None:
@@ -130,13 +123,14 @@ class FusedAttention(Replacement):
         self._library = library
         self._linears = linears
         self.head_dim = head_dim
+        self.is_joined = can_join(linears[:3])
         self.widths = [linear.out_features for linear in linears[:3]]
         self.norms = [getattr(module, name, None) for name in ("q_norm", "k_norm")]
 
     def build(self) -> Forward:
         """See `Replacement.build`."""
-        qkv = pack(self._library, self._linears[:3])
-        out = pack(self._library, self._linears[3:])
+        qkv = join(self._library, self._linears[:3])
+        out = join(self._library, self._linears[3:])
         self.products = (qkv, out)
         widths = self.widths
         module, library, options = self.module, self._library, self.options

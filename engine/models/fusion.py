@@ -18,6 +18,8 @@ from engine.attention.interface import AttentionOptions, StepAttention
 from engine.cache.sizing import available_host_bytes
 from engine.kernels.cpu.library import load_library
 from engine.models.fused_layers import FusedAttention, FusedMLP, FusedNorm, SingleLinear
+from engine.models.joined_linears import AnyLinear
+from engine.models.quantized_modules import QuantizedLinear
 from engine.models.replacement import Replacement, is_plain_module
 
 logger = logging.getLogger(__name__)
@@ -42,7 +44,8 @@ def find_replacements(model: nn.Module, switch_attention: SwitchAttention) -> li
         switch_attention: Points the model's attention at a `StepAttention`.
     """
     linears = [m for m in model.modules() if type(m) is nn.Linear and is_plain_module(m)]
-    library = load_library() if linears else None
+    is_packed = any(isinstance(m, QuantizedLinear) for m in model.modules())
+    library = load_library() if linears or is_packed else None
     if library is None:
         return []
     needed = sum(linear.weight.numel() * linear.weight.element_size() for linear in linears)
@@ -191,10 +194,15 @@ def _agrees_on(
     return False
 
 
-def _linears(module: nn.Module, names: tuple[str, ...]) -> list[nn.Linear] | None:
+def _linears(module: nn.Module, names: tuple[str, ...]) -> list[AnyLinear] | None:
     """Return a module's linear layers of these names, if it has them all, plain ones."""
     found = [module._modules.get(name) for name in names]
-    linears = [m for m in found if type(m) is nn.Linear and is_plain_module(m)]
+    linears: list[AnyLinear] = [
+        module
+        for module in found
+        if (type(module) is nn.Linear or isinstance(module, QuantizedLinear))
+        and is_plain_module(module)
+    ]
     return linears if len(linears) == len(names) else None
 
 

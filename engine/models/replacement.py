@@ -2,7 +2,7 @@
 
 Owned by `CausalLM`. The module keeps its weights and its own forward; a replacement is built from
 the weights, and built again when they were changed in place or replaced. A change that goes through
-`weight.data` leaves no trace on the weight and is not seen.
+`weight.data` leaves no trace on the weight and is not seen. Packed weights count as weights.
 """
 
 from abc import ABC, abstractmethod
@@ -42,7 +42,8 @@ class Replacement(ABC):
         state = _state(self.sources)
         if state != self._built_from:
             self._forward = self.build() if all(map(_is_plain, _parameters(self.sources))) else None
-            self._built_from = state
+            # Looked at again: packed weights that are fused become parts of one tensor.
+            self._built_from = _state(self.sources)
             self._held = [parameter.data for parameter in _parameters(self.sources)]
         return self._forward
 
@@ -71,20 +72,20 @@ def in_place(replacements: Sequence[Replacement]) -> Iterator[None]:
 
 
 def is_plain_module(module: nn.Module) -> bool:
-    """Return whether all parameters of a module are fp32 on the CPU."""
+    """Return whether all parameters of a module are fp32 or packed, on the CPU."""
     return all(map(_is_plain, _parameters([module])))
 
 
 def _parameters(modules: Sequence[nn.Module]) -> Iterator[torch.Tensor]:
     for module in modules:
         # Straight from the dictionary: torch's own __getattr__ costs a microsecond a parameter.
-        for parameter in module._parameters.values():
+        for parameter in (*module._parameters.values(), module._buffers.get("panels")):
             if parameter is not None:
                 yield parameter
 
 
 def _is_plain(parameter: torch.Tensor) -> bool:
-    return parameter.device.type == "cpu" and parameter.dtype == torch.float32
+    return parameter.device.type == "cpu" and parameter.dtype in (torch.float32, torch.uint8)
 
 
 def _state(modules: Sequence[nn.Module]) -> tuple[object, ...]:

@@ -99,6 +99,12 @@ def test_named_options_yield_to_set(capsys):
         (["org/name"], 1, "org/name is no local folder and the hub cannot be reached"),
         (["{tiny}", "--set", "engine.num_blocks=1"], 1, "num_blocks"),
         (["{tiny}", "--set", "engine.page_size=x"], 1, "page_size"),
+        (["{tiny}", "--weights", "int3"], 2, "model.weights is 'int3'; write one of auto, fp32"),
+        (
+            ["{tiny}", "--weights", "int8", "--set", "model.dtype=bfloat16"],
+            1,
+            "weights='int8' needs activations in float32, and the model's dtype is torch.bfloat16",
+        ),
         (["{tiny}", "--set", "model.chat_template=/no/file"], 1, "the chat template /no/file"),
     ],
 )
@@ -126,8 +132,14 @@ def test_a_server_says_its_configuration_and_the_line_to_try(served_tiny_model):
     assert answer.json()["model"] == "tiny"
 
 
-def test_a_server_ends_well_on_sigterm_and_serves_under_other_names(tiny_model_folder):
-    with serving(str(tiny_model_folder), "--served-name", "a", "--served-name", "b") as server:
+def test_a_server_ends_well_on_sigterm_and_serves_packed_weights_under_other_names(
+    tiny_model_folder,
+):
+    names = ("--served-name", "a", "--served-name", "b")
+    with serving(str(tiny_model_folder), "--weights", "int8", *names) as server:
+        request = {"model": "b", "prompt": "Hello", "max_tokens": 4}
+        answer = httpx.post(f"{server.url}/v1/completions", json=request)
+        assert answer.status_code == 200
         models = httpx.get(f"{server.url}/v1/models").json()
         assert [model["id"] for model in models["data"]] == ["a", "b"]
         assert server.stop() == 0

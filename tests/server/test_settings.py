@@ -65,6 +65,10 @@ def test_a_port_that_is_none_is_refused(value):
         ("port=1", "--set port=1: write section.key=value"),
         ("server.port", "--set server.port: write section.key=value"),
         ("model.dtype=int8", "model.dtype is 'int8'; write one of auto, float32, bfloat16"),
+        (
+            "model.weights=int3",
+            "model.weights is 'int3'; write one of auto, fp32, bf16, int8, int4",
+        ),
         ("model.device=gpu", "model.device is 'gpu'; write auto, cpu, cuda or cuda:0"),
         ("model.sampling_defaults=x", "model.sampling_defaults is 'x'; write one of model, openai"),
         ("model.max_model_tokens=-1", "model.max_model_tokens is -1; write 0 for"),

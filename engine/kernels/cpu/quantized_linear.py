@@ -9,7 +9,9 @@ import enum
 
 import torch
 
+from engine.kernels.cpu.library import kernels
 from engine.kernels.cpu.linear import PANEL
+from engine.kernels.operators import define_operator
 
 GROUP = 32
 
@@ -33,36 +35,37 @@ class QuantizedWeight:
     """
 
     def __init__(
-        self, library: ctypes.CDLL, kind: Format, panels: torch.Tensor, shape: tuple[int, int]
+        self,
+        kind: Format,
+        panels: torch.Tensor,
+        shape: tuple[int, int],
+        library: ctypes.CDLL | None = None,
     ) -> None:
-        """Take panels that are packed already; `pack_bf16` and its like make them."""
-        self._library = library
+        """Take panels that are packed already; `pack_bf16` and its like make them.
+
+        Args:
+            kind: How they are stored.
+            panels: The packed weight.
+            shape: (N, K).
+            library: The kernels; None takes those for this processor.
+        """
         self.format = kind
         self.panels = panels
         self.shape = shape
+        # A plain number, for operators of torch.
+        self._number = int(kind)
+        self._library = library
+
+    @property
+    def library(self) -> ctypes.CDLL:
+        """The kernels that compute with it."""
+        return kernels() if self._library is None else self._library
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Return x W^T + bias: [..., N] for x [..., K]; all fp32, the bias contiguous [N]."""
-        columns, depth = self.shape
-        rows = x.reshape(-1, depth)
-        if rows.stride(1) != 1:
-            rows = rows.contiguous()
-        num_rows = rows.shape[0]
-        y = torch.empty(*x.shape[:-1], columns)
-        if num_rows == 0:
-            return y
-        workspace = torch.empty(num_rows * (depth + PANEL))
-        sizes = (self.format, num_rows, columns, depth, torch.get_num_threads())
-        self._library.quantized_linear(
-            rows.data_ptr(),
-            rows.stride(0),
-            self.panels.data_ptr(),
-            None if bias is None else bias.data_ptr(),
-            y.data_ptr(),
-            workspace.data_ptr(),
-            (ctypes.c_int64 * 5)(*sizes),
-        )
-        return y
+        if torch.compiler.is_compiling():
+            return _quantized_linear(x, self.panels, bias, self._number, *self.shape)
+        return quantized_linear(self, x, bias)
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
         """Return the weights of some outputs: [..., K] fp32 for int64 indices [...].
@@ -70,22 +73,54 @@ class QuantizedWeight:
         Raises:
             IndexError: An index lies outside [0, N).
         """
-        columns, depth = self.shape
-        flat = indices.reshape(-1).contiguous()
-        outside = (flat < 0) | (flat >= columns)
-        if outside.any():
-            raise IndexError(f"an index lies outside of {columns} rows")
-        out = torch.empty(flat.numel(), depth)
-        self._library.unpack_rows(
-            self.format,
-            self.panels.data_ptr(),
-            depth,
-            flat.data_ptr(),
-            out.data_ptr(),
-            flat.numel(),
-            torch.get_num_threads(),
-        )
-        return out.view(*indices.shape, depth)
+        if torch.compiler.is_compiling():
+            return _unpack_rows(indices, self.panels, self._number, *self.shape)
+        return unpack_rows(self, indices)
+
+
+def quantized_linear(
+    weight: QuantizedWeight, x: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """See `QuantizedWeight.linear`."""
+    columns, depth = weight.shape
+    rows = x.reshape(-1, depth)
+    if rows.stride(1) != 1:
+        rows = rows.contiguous()
+    num_rows = rows.shape[0]
+    y = torch.empty(*x.shape[:-1], columns)
+    if num_rows == 0:
+        return y
+    workspace = torch.empty(num_rows * (depth + PANEL))
+    sizes = (weight.format, num_rows, columns, depth, torch.get_num_threads())
+    weight.library.quantized_linear(
+        rows.data_ptr(),
+        rows.stride(0),
+        weight.panels.data_ptr(),
+        None if bias is None else bias.data_ptr(),
+        y.data_ptr(),
+        workspace.data_ptr(),
+        (ctypes.c_int64 * 5)(*sizes),
+    )
+    return y
+
+
+def unpack_rows(weight: QuantizedWeight, indices: torch.Tensor) -> torch.Tensor:
+    """See `QuantizedWeight.rows`."""
+    columns, depth = weight.shape
+    flat = indices.reshape(-1).contiguous()
+    if ((flat < 0) | (flat >= columns)).any():
+        raise IndexError(f"an index lies outside of {columns} rows")
+    out = torch.empty(flat.numel(), depth)
+    weight.library.unpack_rows(
+        weight.format,
+        weight.panels.data_ptr(),
+        depth,
+        flat.data_ptr(),
+        out.data_ptr(),
+        flat.numel(),
+        torch.get_num_threads(),
+    )
+    return out.view(*indices.shape, depth)
 
 
 def pack_bf16(library: ctypes.CDLL, weight: torch.Tensor) -> QuantizedWeight:
@@ -142,7 +177,7 @@ def _empty(library: ctypes.CDLL, kind: Format, like: torch.Tensor) -> QuantizedW
     columns, depth = like.shape
     panel_bytes = library.quantized_panel_bytes(kind, depth)
     panels = torch.empty(-(-columns // PANEL), panel_bytes, dtype=torch.uint8)
-    return QuantizedWeight(library, kind, panels, (columns, depth))
+    return QuantizedWeight(kind, panels, (columns, depth), library)
 
 
 def _check(numbers: torch.Tensor, shape: tuple[int, int], dtype: torch.dtype) -> None:
@@ -151,3 +186,22 @@ def _check(numbers: torch.Tensor, shape: tuple[int, int], dtype: torch.dtype) ->
     expected = (columns,) if numbers.dim() == 1 else (columns, -(-depth // GROUP))
     assert tuple(numbers.shape) == expected, f"{tuple(numbers.shape)} instead of {expected}"
     assert numbers.dtype == dtype, f"{numbers.dtype} instead of {dtype}"
+
+
+_quantized_linear = define_operator(
+    "quantized_linear(Tensor x, Tensor panels, Tensor? bias, int kind, int columns, int depth)"
+    " -> Tensor",
+    lambda x, panels, bias, kind, columns, depth: quantized_linear(
+        QuantizedWeight(Format(kind), panels, (columns, depth)), x, bias
+    ),
+    lambda x, panels, bias, kind, columns, depth: x.new_empty(*x.shape[:-1], columns),
+)
+_unpack_rows = define_operator(
+    "unpack_rows(Tensor indices, Tensor panels, int kind, int columns, int depth) -> Tensor",
+    lambda indices, panels, kind, columns, depth: unpack_rows(
+        QuantizedWeight(Format(kind), panels, (columns, depth)), indices
+    ),
+    lambda indices, panels, kind, columns, depth: panels.new_empty(
+        *indices.shape, depth, dtype=torch.float32
+    ),
+)

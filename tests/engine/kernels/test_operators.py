@@ -7,6 +7,7 @@ from engine.attention.interface import AttentionOptions
 from engine.attention.operator import OperatorAttention
 from engine.kernels.cpu.library import kernels
 from engine.kernels.cpu.linear import PackedLinear, packed_linear
+from engine.kernels.cpu.quantized_linear import Format, QuantizedWeight, pack_int4
 from engine.kernels.cpu.rows import rms_norm, rotate, silu_mul
 from engine.kernels.operators import define_operator
 
@@ -22,12 +23,35 @@ def linear_case(*shape, bias=True):
     return "packed_linear", packed_linear, (random(*shape), layer._panels, layer._bias, 40)
 
 
+def quantized_cases(*shape):
+    codes = torch.randint(0, 16, (40, 24), generator=GENERATOR, dtype=torch.uint8)
+    weight = pack_int4(kernels(), codes, random(40, 1).half(), random(40, 1).half())
+    numbers = (int(weight.format), 40, 24)
+    ids = torch.tensor([[3, 39, 0]])
+    return [
+        ("quantized_linear", apply_linear, (random(*shape), weight.panels, random(40), *numbers)),
+        ("unpack_rows", apply_rows, (ids, weight.panels, *numbers)),
+    ]
+
+
+def apply_linear(library, x, panels, bias, *numbers):
+    kind, *shape = numbers
+    return QuantizedWeight(Format(kind), panels, tuple(shape), library).linear(x, bias)
+
+
+def apply_rows(library, ids, panels, *numbers):
+    kind, *shape = numbers
+    return QuantizedWeight(Format(kind), panels, tuple(shape), library).rows(ids)
+
+
 # Heads as they lie in the product of the fused projections: rows are apart.
 HEADS = random(5, 96)[:, :64].view(5, 4, 16)
 CASES = [
     linear_case(5, 24),
     linear_case(1, 5, 24, bias=False),
     linear_case(1, 0, 24),
+    *quantized_cases(1, 5, 24),
+    *quantized_cases(1, 0, 24),
     ("rms_norm", rms_norm, (random(1, 5, 24), random(24), 1e-5)),
     ("rms_norm", rms_norm, (HEADS, random(16), 1e-5)),
     ("silu_mul", silu_mul, (random(1, 5, 24),)),

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from engine.loop import Channels, EngineLoop
 from engine.mailbox import Mailbox, StopMode
+from engine.sampling.options import SamplingLimits
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +38,8 @@ class EngineThread:
         self._lifecycle = threading.RLock()
         self._turning = False
         self._keep = False
-        self._destroyed = False
+        self.is_destroyed = False
+        self.warmed_up = False
         # A forgotten engine must not keep the interpreter from exiting, nor be cut off inside a
         # forward while the interpreter goes down around it.
         weakref.finalize(self, _end_at_exit, channels.mailbox, self._threads)
@@ -59,30 +61,42 @@ class EngineThread:
 
     def start(self) -> None:
         """Start the thread; see `ContinuousBatchingManager.start`."""
-        with self._lifecycle:
-            if self._destroyed:
-                raise RuntimeError("a destroyed manager cannot be started again; make a new one")
-            if self.is_alive:
-                logger.warning("the engine runs already")
-                return
-            if self.loop is None:
-                self.loop = self._build()
-            if self._channels.mailbox.is_stopping:
-                self._channels.mailbox.reopen()
-                self._channels.gate.reopen()
-            self._keep = False
-            self._turning = True
-            self._channels.pause.set_ended(False)
-            thread = threading.Thread(target=self._run, name="slipstream-engine", daemon=True)
-            self._threads[:] = [thread]
-            thread.start()
+        while True:
+            with self._lifecycle:
+                if self.is_destroyed:
+                    raise RuntimeError(
+                        "a destroyed manager cannot be started again; make a new one"
+                    )
+                if not self.is_alive:
+                    self._start()
+                    return
+                if not self._channels.mailbox.is_stopping:
+                    logger.warning("the engine runs already")
+                    return
+            self._check_not_paused()
+            self.join(time.perf_counter(), None)
+
+    def _start(self) -> None:
+        """Start a thread, under the lock."""
+        if self.loop is None:
+            self.loop = self._build()
+        if self._channels.mailbox.is_stopping:
+            self._channels.mailbox.reopen()
+            self._channels.gate.reopen()
+        self._keep = False
+        self._turning = True
+        self._channels.pause.set_ended(False)
+        thread = threading.Thread(target=self._run, name="slipstream-engine", daemon=True)
+        self._threads[:] = [thread]
+        thread.start()
 
     def stop(self, *, hard: bool, keep: bool, block: bool, timeout: float | None) -> None:
         """Stop the thread; see `ContinuousBatchingManager.stop`."""
         self._check_not_paused()
         triggered = time.perf_counter()
         with self._lifecycle:
-            self._keep = keep
+            # Of several who stop it, one who wants to keep the cache is enough.
+            self._keep |= keep
             self._channels.mailbox.post_stop(StopMode.HARD if hard else StopMode.DRAIN)
             self._channels.gate.close()
             runs = self.is_alive
@@ -102,11 +116,16 @@ class EngineThread:
             else:
                 logger.info("the engine stopped after %.1f s", waited)
 
-    def destroy(self) -> None:
-        """Stop for good and give the memory back; may be called again."""
+    def mark_destroyed(self) -> None:
+        """Let nobody start it again."""
         self._check_not_paused()
         with self._lifecycle:
-            self._destroyed = True  # from here on nobody starts it again
+            self.is_destroyed = True
+
+    def destroy(self) -> None:
+        """Stop for good and give the memory back; may be called again."""
+        self.mark_destroyed()
+        with self._lifecycle:
             runs = self.is_alive
             if not runs:
                 self._end_unstarted()
@@ -114,19 +133,33 @@ class EngineThread:
             self.stop(hard=False, keep=False, block=True, timeout=None)
         self.loop = None
 
-    def loop_to_warm_up(self) -> EngineLoop | None:
-        """Return the loop if it may be run by the caller: it exists and its thread does not."""
+    def warm_up(self, limits: SamplingLimits) -> bool:
+        """Warm up the loop on this thread, once; nobody starts it meanwhile.
+
+        Returns:
+            Whether it is warm; False if its thread runs already.
+        """
         with self._lifecycle:
-            if self.is_alive or self._destroyed:
-                return None
+            if self.warmed_up:
+                return True
+            if self.is_alive or self.is_destroyed:
+                return False
             if self.loop is None:
                 self.loop = self._build()
-            return self.loop
+            self.loop.warm_up(limits)
+            self.warmed_up = True
+            return True
 
     def _run(self) -> None:
         """Run the loop, then leave things ready for a next start."""
         assert self.loop is not None
-        error = self.loop.run()
+        try:
+            error = self.loop.run()
+        except BaseException as failure:
+            # Not even telling of a death went well: who asks is told at least.
+            logger.exception("the engine thread failed")
+            self._channels.mailbox.close(failure)
+            error = failure
         self._channels.gate.close()
         if not self._keep or error is not None:
             self.loop = None
@@ -136,7 +169,7 @@ class EngineThread:
 
     def _check_not_paused(self) -> None:
         if self._channels.pause.held_from_here:
-            raise RuntimeError("stop() inside this thread's own pause() would wait for itself")
+            raise RuntimeError("inside this thread's own pause() this would wait for itself")
 
     def _end_unstarted(self) -> None:
         """Give requests that were accepted but never ran their terminal outputs."""

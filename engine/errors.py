@@ -107,6 +107,14 @@ class EngineStoppingError(ServerError, RuntimeError):
 class EngineDeadError(ServerError, RuntimeError):
     """The engine loop ended by an error; `__cause__` is that error."""
 
+    @classmethod
+    def of(cls, cause: BaseException) -> "EngineDeadError":
+        """Return the error that tells of a death by this cause."""
+        # What is no Exception mostly has no text, or one that says little without its name.
+        error = cls(f"the engine died: {cause if isinstance(cause, Exception) else repr(cause)}")
+        error.__cause__ = cause
+        return error
+
 
 class RequestFailedError(ServerError, RuntimeError):
     """One request failed while it ran; the others were not touched."""

@@ -102,32 +102,34 @@ class EngineLoop:
         Returns:
             What killed the loop, or None.
         """
-        mailbox = self._channels.mailbox
-        if self._parts.weights.have_changed():
-            self._forget_computed()
         try:
-            error = self._turn_until_told()
-            if error is None:
-                unfinished = EngineStoppingError("the engine stopped before this request completed")
-                self._end_all(mailbox.close(), unfinished)
-                self._parts.weights.remember()
+            self._turn_until_told()
+        except BaseException as error:
+            # Also what is no Exception: nobody may wait for a thread that is gone.
+            logger.exception("the engine died")
+            self._die(error)
             return error
         finally:
             self._parts.sampler.close()
+        return None
 
-    def _turn_until_told(self) -> BaseException | None:
-        """Take turn after turn; return what killed the loop, or None."""
+    def _turn_until_told(self) -> None:
+        """Take turn after turn, then end what is left; raise what is to kill the loop."""
+        if self._parts.weights.have_changed():
+            self._forget_computed()
         while True:
             try:
                 while self.turn():
                     pass
-                return None
+                break
             except Exception as error:
                 logger.exception("a step of the engine failed")
                 if not self.restarts.spend():
-                    self._die(error)
-                    return error
+                    raise
                 self._restart(error)
+        unfinished = EngineStoppingError("the engine stopped before this request completed")
+        self._end_all(self._channels.mailbox.close(), unfinished)
+        self._parts.weights.remember()
 
     @property
     def scheduler(self) -> Scheduler:
@@ -200,12 +202,14 @@ class EngineLoop:
         return self._parts.sampler.sample_batch(logits, batch)
 
     def _take_mail(self, mail: Mail) -> None:
-        if mail.forget:
-            self._parts.weights.mark_changed()
-            self._forget_computed()
-        self._num_places += len(mail.requests)
-        # Known before any is touched: whatever raises from here on, each gets its terminal output.
-        self._requests.update({request.request_id: request for request in mail.requests})
+        try:
+            if mail.forget:
+                self._parts.weights.mark_changed()
+                self._forget_computed()
+        finally:
+            self._num_places += len(mail.requests)
+            # Known before any is touched: whatever raises, each gets its terminal output.
+            self._requests.update({request.request_id: request for request in mail.requests})
         for request in mail.requests:
             self._deadlines.add(request)
         refused = [self._admit(request) for request in mail.requests]
@@ -323,10 +327,9 @@ class EngineLoop:
         scheduler = self._parts.scheduler
         self._deliver([scheduler.fail(request, error) for request in self._requests.values()])
 
-    def _die(self, error: Exception) -> None:
+    def _die(self, error: BaseException) -> None:
         """Tell everyone; trusts nothing of the scheduler, which may be what broke."""
-        dead = EngineDeadError(f"the engine died: {error}")
-        dead.__cause__ = error
+        dead = EngineDeadError.of(error)
         leftover = self._channels.mailbox.close(error)
         self._requests.update({request.request_id: request for request in leftover})
         self._num_places += len(leftover)

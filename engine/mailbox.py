@@ -60,7 +60,7 @@ class Mailbox:
             EngineStoppingError: The engine stops or has stopped.
         """
         if self._cause is not None:
-            raise EngineDeadError(f"the engine died: {self._cause}") from self._cause
+            raise EngineDeadError.of(self._cause)
         if not self._open or self._stop is not StopMode.NONE:
             raise EngineStoppingError("the engine is stopping and takes no requests")
 

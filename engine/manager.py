@@ -29,6 +29,7 @@ from engine.result_store import ResultStore
 from engine.sampling.options import SamplingLimits
 from engine.sampling.parameters import default_processes_logits
 from engine.sampling.unsupported import check_generation_config
+from engine.sessions import Sessions
 from engine.statistics import EngineStatistics, read_statistics
 from engine.streaming import stream_outputs
 from engine.submission import DeliveryOptions, Submitter
@@ -83,7 +84,7 @@ class ContinuousBatchingManager:
             max_model_tokens=self.resolved_config.max_model_tokens,
             seed=self.resolved_config.seed,
         )
-        self.warmed_up = False
+        self.sessions = Sessions()
         self._channels = channels = _make_channels(self.resolved_config.max_queue_size)
         self._mailbox, self._router = channels.mailbox, channels.router
         self._store, self._pause = channels.router.store, channels.pause
@@ -237,10 +238,10 @@ class ContinuousBatchingManager:
         self._router.unregister(request_id)
 
     def start(self) -> None:
-        """Start the engine thread.
+        """Start the engine thread; of one that is still stopping, wait for the end first.
 
         Raises:
-            RuntimeError: The manager was destroyed.
+            RuntimeError: The manager was destroyed, or it stops and this thread pauses it.
         """
         self._thread.start()
 
@@ -263,7 +264,7 @@ class ContinuousBatchingManager:
             RuntimeError: Called inside this thread's own pause, where it could never end.
         """
         self._thread.stop(hard=hard_stop, keep=keep_for_next_session, block=block, timeout=timeout)
-        if keep_for_next_session:
+        if keep_for_next_session and not self._thread.is_destroyed:
             self.model.cached_manager = self
 
     def join(self, stop_trigger_time: float, timeout: float | None = None) -> None:
@@ -277,13 +278,25 @@ class ContinuousBatchingManager:
 
     def destroy(self) -> None:
         """Stop for good and give the memory back; may be called again."""
-        self._thread.destroy()
+        self._thread.mark_destroyed()
+        # Before what may take long: from here on nobody is to find it on the model.
         if self.model.cached_manager is self:
             self.model.cached_manager = None
+        self._thread.destroy()
 
     def is_running(self) -> bool:
         """Return whether the engine thread was started and has not ended."""
         return self._thread.is_alive
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether the engine runs and was not told to stop."""
+        return self._thread.is_alive and not self._mailbox.is_stopping
+
+    @property
+    def warmed_up(self) -> bool:
+        """Whether `warmup` has run."""
+        return self._thread.warmed_up
 
     def pause(self) -> AbstractContextManager[None]:
         """Hold the engine between two steps, so that the calling thread may use the model.
@@ -317,14 +330,8 @@ class ContinuousBatchingManager:
         Chunks and decoding rows of growing sizes, so that the first real request finds threads,
         buffers and code as the second would.
         """
-        if self.warmed_up:
-            return
-        loop = self._thread.loop_to_warm_up()
-        if loop is None:
+        if not self._thread.warm_up(self.limits):
             logger.warning("warmup() comes before start()")
-            return
-        loop.warm_up(self.limits)
-        self.warmed_up = True
 
     def switch_to_cb_friendly_attn(
         self, model: ServableModel | PreTrainedModel, auto_switch_to_flash: bool = True

@@ -5,6 +5,7 @@ Runs on the caller's thread. transformers' own models inherit a class of the sam
 """
 
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,12 +14,13 @@ from tqdm import tqdm
 from transformers import GenerationConfig
 
 from engine.config import ContinuousBatchingConfig, WorkloadHints
-from engine.errors import EngineDeadError
+from engine.errors import EngineDeadError, EngineStoppingError
 from engine.manager import ContinuousBatchingManager
 from engine.models.causal_lm import CausalLM
 from engine.models.probe import ModelGeometry
 from engine.request_ids import family_ids
 from engine.requests import GenerationOutput
+from engine.sessions import Sessions
 
 logger = logging.getLogger(__name__)
 
@@ -89,28 +91,36 @@ class ContinuousMixin:
     ) -> Iterator[ContinuousBatchingManager]:
         """Yield a running manager; it finishes what it has accepted before the block is left.
 
+        A block that raises is left at once, and what is unfinished fails. While others use the
+        same kept manager, leaving one block stops nothing: the last to be left does.
+
         Args:
             generation_config: See `init_continuous_batching`.
             block: Wait for it to stop.
             timeout: How long to wait, in seconds.
             continuous_batching_config: See `init_continuous_batching`.
-            persistent_manager: Keep the manager and its cache for the next call.
+            persistent_manager: Keep the manager and its cache for the next call; blocks and batches
+                that are entered meanwhile use it too.
             warmup: Run a dummy request first.
             workload_hints: See `init_continuous_batching`.
         """
-        manager = self.init_continuous_batching(
-            generation_config, continuous_batching_config, workload_hints
-        )
-        if warmup and not manager.warmed_up:
-            manager.warmup()
-        manager.start()
+        with Sessions.changing:
+            manager = self.init_continuous_batching(
+                generation_config, continuous_batching_config, workload_hints
+            )
+            manager.sessions.enter(keep=persistent_manager)
+            if persistent_manager:
+                self.cached_manager = manager
+        has_raised = True
         try:
+            if warmup and not manager.is_running():
+                manager.warmup()
+            if not manager.takes_requests:
+                manager.start()
             yield manager
+            has_raised = False
         finally:
-            if manager.is_running():
-                manager.stop(block, timeout, keep_for_next_session=persistent_manager)
-            if not persistent_manager and not manager.is_running():
-                manager.destroy()
+            _leave(manager, block=block, timeout=timeout, hard_stop=has_raised)
 
     def generate_batch(  # noqa: PLR0913 - the documented signature
         self,
@@ -177,6 +187,25 @@ class ContinuousMixin:
                 raise
 
 
+def _leave(
+    manager: ContinuousBatchingManager, *, block: bool, timeout: float | None, hard_stop: bool
+) -> None:
+    """End a session; with the last one the engine stops."""
+    with Sessions.changing:
+        keep = manager.sessions.leave()
+        if keep is None:
+            return
+        began = time.perf_counter()
+        if manager.is_running():
+            manager.stop(block=False, hard_stop=hard_stop, keep_for_next_session=keep)
+    if block:
+        manager.join(began, timeout)
+    with Sessions.changing:
+        # Somebody may have come while this one waited.
+        if not keep and manager.sessions.num_open == 0 and not manager.is_running():
+            manager.destroy()
+
+
 def _as_factor(count: object) -> int:
     """Return a number for a hint; what is wrong with it is said where it is used."""
     return count if isinstance(count, int) else 1
@@ -190,8 +219,8 @@ def _collect(
     for request_id in tqdm(request_ids, disable=not progress_bar, unit="request"):
         for output in manager.request_id_iter(request_id):
             outputs[request_id] = output
-        if manager.fatal_error is not None or request_id not in outputs:
-            raise EngineDeadError(f"the engine died: {manager.fatal_error}") from (
-                manager.fatal_error
-            )
+        if manager.fatal_error is not None:
+            raise EngineDeadError.of(manager.fatal_error)
+        if request_id not in outputs:
+            raise EngineStoppingError(f"the output of {request_id} was taken by another thread")
     return outputs

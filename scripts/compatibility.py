@@ -62,7 +62,10 @@ DIFFERENCES = {
     "of beam search, guidance, watermarking and token healing are named and refused.",
     "add_requests": "All are checked before the first is submitted; waits for a place. Ids "
     "that are made, here and in `add_request`, pass over ids that callers use.",
-    "start": "An error in a step costs the requests that were being computed; the loop restarts, "
+    "continuous_batching_context_manager": "Blocks and batches that use one kept manager share it: "
+    "the last to leave stops it. A block that raises is left at once; what is unfinished fails.",
+    "start": "Of an engine that is stopping, waits for its end. "
+    "An error in a step costs the requests that were being computed; the loop restarts, "
     "and dies at the fourth time within a minute.",
     "clear_prefix_cache": "For weights that were changed without a pause around it.",
     "pause_async": "`async with`; the event loop runs on while the engine ends its step.",

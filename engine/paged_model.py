@@ -12,7 +12,8 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from engine.mixin import ContinuousMixin
 from engine.models.causal_lm import CausalLM
-from engine.models.loading import load_hf_model
+from engine.models.gguf_model import find_gguf
+from engine.models.loading import load_gguf, load_hf_model
 from engine.models.probe import ModelGeometry, probe_geometry, self_check
 from engine.models.weight_formats import check_weights, store_weights
 
@@ -129,10 +130,10 @@ def load(  # noqa: PLR0913 - each is a choice of its own, and all have names
     use_kernels: bool = True,
     weights: str = "auto",
 ) -> PagedModel:
-    """Load a model from a local folder or a hub name and take it over.
+    """Load a model from a local folder, a GGUF file or a hub name and take it over.
 
     Args:
-        path: Local folder or hub name.
+        path: Local folder, GGUF file, or hub name.
         dtype: "auto", "float32", "bfloat16", "float16" or a torch dtype; auto is float32 on a CPU.
         device: "auto", "cpu", "cuda", ...; auto takes a CUDA device where there is one.
         revision: Hub revision.
@@ -140,6 +141,7 @@ def load(  # noqa: PLR0913 - each is a choice of its own, and all have names
         use_kernels: Compute with our own kernels where there are any for this device.
         weights: What the linear layers and the embedding are stored as: "fp32", "bf16", "int8",
             "int4"; auto is bf16 on a CPU if that loses nothing, else it leaves them as they are.
+            The blocks of a GGUF file are kept by auto, and unpacked by all others first.
 
     Raises:
         OSError: There is no such model.
@@ -148,7 +150,12 @@ def load(  # noqa: PLR0913 - each is a choice of its own, and all have names
         UnsupportedModelError: Its attention cannot be run over a paged cache.
     """
     check_weights(weights)
-    hf_model = load_hf_model(path, dtype=dtype, device=device, revision=revision)
+    gguf_file = find_gguf(path)
+    if gguf_file is None:
+        hf_model = load_hf_model(path, dtype=dtype, device=device, revision=revision)
+    else:
+        keep_packed = weights == "auto" and use_kernels
+        hf_model = load_gguf(gguf_file, dtype=dtype, device=device, keep_packed=keep_packed)
     return wrap(
         hf_model, max_model_tokens=max_model_tokens, use_kernels=use_kernels, weights=weights
     )

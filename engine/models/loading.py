@@ -1,13 +1,15 @@
-"""Loads a Hugging Face model from a local folder or a hub name.
+"""Loads a Hugging Face model from a local folder, a hub name or a GGUF file.
 
-Runs on the caller's thread, before an engine exists. Only safetensors are read and no code of a
-model's repository is ever run.
+Runs on the caller's thread, before an engine exists. Only safetensors and GGUF are read and no code
+of a model's repository is ever run.
 """
 
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from engine.models.gguf_model import load_gguf_model
 
 DTYPES = {
     "float32": torch.float32,
@@ -67,4 +69,28 @@ def load_hf_model(
         trust_remote_code=False,
     )
     model.to(device=target)  # type: ignore[call-arg]  # transformers wraps an untyped method
+    return model
+
+
+def load_gguf(
+    path: Path, *, dtype: str | torch.dtype, device: str | torch.device, keep_packed: bool
+) -> PreTrainedModel:
+    """Load a GGUF file; on a CPU in float32 its blocks may stay packed.
+
+    Args:
+        path: The file.
+        dtype: As of `load_hf_model`; "auto" is float32 everywhere.
+        device: "auto" or anything torch understands.
+        keep_packed: Keep blocks where that can be.
+
+    Raises:
+        ValueError: The dtype's name is unknown.
+        OSError: The file cannot be read.
+        UnsupportedModelError: Its model cannot be built.
+    """
+    target = resolve_device(device)
+    resolved = torch.float32 if dtype == "auto" else resolve_dtype(dtype, target)
+    plain = target.type == "cpu" and resolved == torch.float32
+    model = load_gguf_model(path, keep_packed=keep_packed and plain)
+    model.to(device=target, dtype=resolved)  # type: ignore[call-arg]  # transformers wraps an untyped method
     return model

@@ -1,0 +1,111 @@
+"""From what a GGUF file says of its model to a transformers configuration and tensor names.
+
+Pure. A family whose file says more than is understood here is refused by name: a model that is
+read almost right would answer almost right.
+"""
+
+from typing import Any
+
+from transformers import AutoConfig, PretrainedConfig
+
+from engine.errors import UnsupportedModelError
+from engine.models.gguf_file import GGUFFile
+
+LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+OUTER_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+# Factors on the rotary frequencies, of no module's own.
+ROPE_FACTORS = "rope_freqs.weight"
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+# The queries and keys of these have their rows in another order, pairs side by side.
+PERMUTED_ARCHITECTURES = ("llama",)
+# What would change the model and is not done: metadata names, behind the architecture's.
+FOREIGN_FIELDS = ("expert_count", "attention.sliding_window", "rope.scaling.factor")
+
+
+def model_config(file: GGUFFile) -> PretrainedConfig:
+    """Return the configuration of the file's model.
+
+    Raises:
+        UnsupportedModelError: It is of a family that is not known, or asks for something else.
+    """
+    fields = file.metadata
+    architecture = fields.get("general.architecture")
+    if architecture not in ARCHITECTURES:
+        raise UnsupportedModelError(
+            f"{file.path.name} holds a model of the architecture {architecture!r}; GGUF files of "
+            f"{', '.join(ARCHITECTURES)} can be served"
+        )
+    for name in FOREIGN_FIELDS:
+        if fields.get(f"{architecture}.{name}"):
+            raise UnsupportedModelError(f"{file.path.name} sets {name}, which is not supported")
+    try:
+        return AutoConfig.for_model(architecture, **_values(file, architecture))
+    except KeyError as error:
+        raise UnsupportedModelError(f"{file.path.name} does not say {error}") from error
+
+
+def _values(file: GGUFFile, architecture: str) -> dict[str, Any]:
+    own = {
+        name.removeprefix(f"{architecture}."): value
+        for name, value in file.metadata.items()
+        if name.startswith(f"{architecture}.")
+    }
+    tokens = {
+        f"{role}_token_id": file.metadata.get(f"tokenizer.ggml.{name}_token_id")
+        for role, name in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))
+    }
+    num_heads = own["attention.head_count"]
+    head_dim = own.get("attention.key_length", own["embedding_length"] // num_heads)
+    return {
+        **tokens,
+        "head_dim": head_dim,
+        "hidden_act": "silu",
+        "hidden_size": own["embedding_length"],
+        "intermediate_size": own["feed_forward_length"],
+        "max_position_embeddings": own["context_length"],
+        "num_attention_heads": num_heads,
+        "num_hidden_layers": own["block_count"],
+        "num_key_value_heads": own.get("attention.head_count_kv", num_heads),
+        # Stored as fp32, in which 1e-5 is 9.9999997e-06: the shortest decimal is meant.
+        "rms_norm_eps": float(f"{own['attention.layer_norm_rms_epsilon']:.6g}"),
+        "rope_parameters": {
+            "rope_theta": own.get("rope.freq_base", 10000.0),
+            "rope_type": "default",
+        },
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "vocab_size": file.tensors["token_embd.weight"].shape[0],
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+    }
+
+
+def parameter_name(name: str) -> str:
+    """Return transformers' name for a tensor of the file, `blk.3.attn_q.weight` for one.
+
+    Raises:
+        UnsupportedModelError: There is no such parameter.
+    """
+    *prefix, kind, suffix = name.split(".")
+    try:
+        if prefix:
+            return f"model.layers.{int(prefix[1])}.{LAYER_NAMES[kind]}.{suffix}"
+        return f"{OUTER_NAMES[kind]}.{suffix}"
+    except (KeyError, IndexError, ValueError):
+        raise UnsupportedModelError(
+            f"the file holds a tensor {name}, which its family should not have"
+        ) from None

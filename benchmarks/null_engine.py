@@ -45,6 +45,9 @@ class NullRunner:
         """Return a view."""
         return self._logits[: len(inputs.sample_indices)]
 
+    def prepare(self) -> None:
+        """Do nothing: there is nothing to wait for."""
+
 
 class NullEngine:
     """A loop with all its channels and no model."""

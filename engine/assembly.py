@@ -14,7 +14,9 @@ from engine.models.causal_lm import CausalLM
 from engine.models.probe import ModelGeometry
 from engine.models.weights import WeightWatch
 from engine.resolve import ResolvedConfig
-from engine.runners.eager import EagerRunner
+from engine.runners.compile_probe import NUM_BLOCKS
+from engine.runners.compiled import CompiledPaths, CompiledRunner
+from engine.runners.eager import EagerRunner, Runner
 from engine.sampling.sampler import Sampler
 from engine.scheduler import Scheduler
 from engine.scheduler_kinds import SCHEDULERS
@@ -29,6 +31,7 @@ def assemble(model: CausalLM, geometry: ModelGeometry, resolved: ResolvedConfig)
     )
     cache.add_host_blocks(resolved.num_host_blocks)
     backend = make_backend(resolved.attention, page_size)
+    attention = PagedAttention(cache, backend, geometry.layer_indices)
 
     def make_scheduler() -> Scheduler:
         blocks = BlockManager(
@@ -49,8 +52,30 @@ def assemble(model: CausalLM, geometry: ModelGeometry, resolved: ResolvedConfig)
         scheduler=make_scheduler(),
         input_builder=InputBuilder(page_size, model.device, resolved.max_blocks_per_request),
         cache=cache,
-        runner=EagerRunner(model, PagedAttention(cache, backend, geometry.layer_indices)),
+        runner=_make_runner(model, geometry, resolved, attention),
         sampler=Sampler(return_logprobs=resolved.return_logprobs),
         make_scheduler=make_scheduler,
         weights=WeightWatch(model.hf_model),
     )
+
+
+def _make_runner(
+    model: CausalLM, geometry: ModelGeometry, resolved: ResolvedConfig, attention: PagedAttention
+) -> Runner:
+    paths = CompiledPaths(
+        resolved.varlen_compile,
+        resolved.decode_compile,
+        max_tokens=resolved.max_batch_tokens,
+        max_rows=resolved.max_requests_per_batch,
+    )
+    if paths.varlen is None and paths.decode is None:
+        return EagerRunner(model, attention)
+
+    def make_probe() -> PagedAttention:
+        cache = PagedCache(
+            geometry.layers, NUM_BLOCKS, resolved.page_size, dtype=model.dtype, device=model.device
+        )
+        backend = make_backend(resolved.attention, resolved.page_size)
+        return PagedAttention(cache, backend, geometry.layer_indices)
+
+    return CompiledRunner(model, attention, paths, make_probe)

@@ -11,6 +11,7 @@ import torch
 
 from engine.config import ContinuousBatchingConfig
 from engine.errors import UnsupportedConfigError
+from engine.runners.compile_options import LEVELS
 from engine.scheduler_kinds import SCHEDULERS
 
 # Field -> (values that ask for nothing, what the others would need).
@@ -19,9 +20,6 @@ REFUSED_FIELDS: dict[str, tuple[tuple[object, ...], str]] = {
     "use_cuda_graph": ((None, False, (False, False)), "CUDA graphs come with the GPU runners"),
     "q_padding_interval_size": ((0,), "padding comes with the CUDA graphs"),
     "kv_padding_interval_size": ((0,), "padding comes with the CUDA graphs"),
-    "varlen_compile_config": ((None,), "compiled forwards are not there yet"),
-    "decode_compile_config": ((None,), "compiled forwards are not there yet"),
-    "default_compile_level": ((0,), "compiled forwards are not there yet"),
     "disable_nccl_graph_mixing": ((True,), "it concerns tensor parallelism on GPUs"),
     "cpu_group_timeout": ((300.0,), "it concerns tensor parallelism"),
 }
@@ -76,6 +74,10 @@ _RANGES: dict[str, tuple[str, Callable[[object], bool]]] = {
     "auto_switch_to_flash": ("true or false", _is_bool),
     "per_request_processors": ("true or false", _is_bool),
     "drop_unsupported_processors": ("true or false", _is_bool),
+    "default_compile_level": (
+        "a whole number from 0 to 3",
+        lambda value: _is_count(0)(value) and value in (0, *LEVELS),
+    ),
     "scheduler_type": (f"one of {', '.join(SCHEDULERS)}", lambda value: value in SCHEDULERS),
 }
 _OPTIONAL = frozenset(

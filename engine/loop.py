@@ -143,6 +143,7 @@ class EngineLoop:
             self._parts.cache.copy_blocks(batch.block_copies)
             return self._forward_and_sample(batch)
 
+        self._parts.runner.prepare()
         warm_up(self._parts.scheduler, compute, limits)
 
     def turn(self) -> bool:

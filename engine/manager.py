@@ -77,6 +77,7 @@ class ContinuousBatchingManager:
             processes_logits=default_processes_logits(
                 generation_config, model.causal_lm.vocab_size
             ),
+            fallback_compile=generation_config.compile_config,
         )
         check_once(model.causal_lm, model.geometry, self.resolved_config.attention)
         self.limits = SamplingLimits(

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+from transformers import CompileConfig
 
 from engine.attention.select_backend import BackendChoice, choose_backend
 from engine.cache.sizing import (
@@ -22,6 +23,7 @@ from engine.config_checks import check_config
 from engine.errors import CacheTooSmallError
 from engine.models.causal_lm import CausalLM
 from engine.models.probe import ModelGeometry
+from engine.runners.compile_options import CompileOptions, choose_compile
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +67,8 @@ class ResolvedConfig:
         seed: Seed that unseeded requests derive theirs from; None draws at random.
         cache_bytes: Size of the cache when full, in bytes.
         attention: The attention backend.
+        varlen_compile: How batches of any kind are compiled; None is not at all.
+        decode_compile: How batches are compiled in which every row computes one token; likewise.
         reasons: Field -> why it has this value.
     """
 
@@ -84,6 +88,8 @@ class ResolvedConfig:
     seed: int | None
     cache_bytes: int
     attention: BackendChoice
+    varlen_compile: CompileOptions | None
+    decode_compile: CompileOptions | None
     reasons: dict[str, str]
 
     def describe(self) -> list[tuple[str, str, str]]:
@@ -107,6 +113,8 @@ class ResolvedConfig:
             "return_logprobs": str(self.return_logprobs),
             "seed": "random" if self.seed is None else str(self.seed),
             "attention": self.attention.name,
+            "varlen_compile": self.varlen_compile.describe() if self.varlen_compile else "no",
+            "decode_compile": self.decode_compile.describe() if self.decode_compile else "no",
         }
         return [(name, value, self.reasons.get(name, "as set")) for name, value in values.items()]
 
@@ -118,6 +126,7 @@ def resolve_config(
     geometry: ModelGeometry,
     *,
     processes_logits: bool = False,
+    fallback_compile: CompileConfig | None = None,
 ) -> ResolvedConfig:
     """Give every open setting a value that fits this model and this machine.
 
@@ -127,6 +136,7 @@ def resolve_config(
         model: The model.
         geometry: Its attention layers.
         processes_logits: Whether a request that says nothing processes its logits.
+        fallback_compile: How to compile where the configuration does not say.
 
     Raises:
         UnsupportedConfigError: A field's value is out of range, or asks for what is not there.
@@ -162,6 +172,8 @@ def resolve_config(
         seed=config.seed,
         cache_bytes=num_blocks * memory.block,
         attention=attention,
+        varlen_compile=choose_compile("varlen", config, fallback_compile, reasons),
+        decode_compile=choose_compile("decode", config, fallback_compile, reasons),
         reasons=reasons,
     )
 

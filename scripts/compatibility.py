@@ -83,7 +83,8 @@ DIFFERENCES = {
     "pause": "Counted and re-entrant, as documented. Weights changed inside are noticed: keys and "
     "values of the old ones are not used again, and running requests go on as if the new model had "
     "been given their tokens so far.",
-    "warmup": "Runs chunks and decoding rows of growing sizes, for a second or two, on any device.",
+    "warmup": "Runs chunks and decoding rows of growing sizes, for a second or two, on any device; "
+    "before that it compiles what is to be compiled, however long that takes.",
     "switch_to_cb_friendly_attn": "Checks the model; the engine's attention is in place during its "
     "own forwards only, so the model stays an ordinary model in between.",
     "per_request_processors": "Parameters per request are always accepted; both values are fine.",
@@ -111,6 +112,16 @@ DIFFERENCES = {
     "allows, at most the size of the cache.",
     "cpu_offload_space_safety_threshold": "Of the memory that is left beside the cache, within the "
     "control group; a value above it is cut, with a warning.",
+    "varlen_compile_config": "Any batch that is not a decode batch. A table of `CompileConfig`'s "
+    "fields is taken too. dynamic=None means any size; options beside the default mode replace it. "
+    "Options that freeze weights are refused. Without it: the level, then the generation "
+    "configuration's compile_config.",
+    "decode_compile_config": "Batches in which every row computes one token, on any device and "
+    "with any attention; otherwise like varlen_compile_config.",
+    "default_compile_level": "1: inductor's default mode, any size. 2: max-autotune without CUDA "
+    "graphs, any size. 3: the same, for sizes that are powers of two. Both paths are compiled, "
+    "each as one graph that is checked against the model; if that fails the model runs as it is, "
+    "with one warning.",
     "step_time_target": "Not documented, ours: prompts enter in pieces that let running streams "
     "keep their pace.",
 }

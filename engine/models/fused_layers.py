@@ -29,7 +29,10 @@ class SingleLinear(Replacement):
 
     def build(self) -> Forward:
         """See `Replacement.build`."""
-        return join(self._library, [self._linear])
+        linear = join(self._library, [self._linear])
+        # A function, which compiled code knows by its text; an object it would know by its identity
+        # and would have to be compiled again for other weights.
+        return lambda x: linear(x)
 
 
 class FusedNorm(Replacement):

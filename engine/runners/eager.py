@@ -1,6 +1,6 @@
 """Runs a step's forward as it stands, module by module.
 
-Engine thread only. The runner is what variants (compiled, CUDA graphs) replace.
+Engine thread only. The runner is what variants (`compiled`) replace.
 """
 
 from typing import Protocol
@@ -19,6 +19,10 @@ class Runner(Protocol):
         """Return [N, V] logits for the N sampling requests, in the model's dtype."""
         ...
 
+    def prepare(self) -> None:
+        """Do ahead of time what the first forwards would otherwise wait for."""
+        ...
+
 
 class EagerRunner:
     """`Runner` that calls the model's own forward."""
@@ -34,3 +38,6 @@ class EagerRunner:
         return self._model.forward(
             inputs.input_ids, inputs.position_ids, inputs.sample_indices, self._attention
         )
+
+    def prepare(self) -> None:
+        """See `Runner.prepare`; the model is ready as it is."""

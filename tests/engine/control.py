@@ -45,6 +45,10 @@ class ControlledRunner:
         """Forwards that were allowed to end."""
         return self._num_ended
 
+    def prepare(self) -> None:
+        """Prepare what is wrapped."""
+        self._runner.prepare()
+
     def hold(self) -> None:
         """Let no further forward end."""
         self.allow(0)

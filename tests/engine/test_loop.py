@@ -34,6 +34,9 @@ class PoisonedModel(ChecksumModel):
             raise ValueError("poison")
         return logits
 
+    def prepare(self):
+        pass
+
 
 class HandTurnedEngine:
     """A loop with all its channels, for one thread."""

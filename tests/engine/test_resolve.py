@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import GenerationConfig
+from transformers import CompileConfig, GenerationConfig
 
 from engine import (
     CacheTooSmallError,
@@ -18,10 +18,12 @@ from engine import manager as manager_module
 from engine.attention import select_backend
 from engine.attention.select_backend import BackendChoice
 from engine.resolve import resolve_config
+from engine.runners.compile_options import compile_options, preset
 from engine.sampling.parameters import default_processes_logits
 from tests.engine.test_config import READ_FIELDS
 
 GIB = 1 << 30
+EAGER = CompileConfig(backend="eager")
 GPU_MODEL = {
     "device": torch.device("cuda"), "dtype": torch.float32, "vocab_size": 199, "use_kernels": False,
     "text_config": SimpleNamespace(hidden_size=32, intermediate_size=64), "max_model_tokens": 512,
@@ -60,6 +62,9 @@ EFFECTS = {
     "seed": (11, "seed", 11),
     "max_queue_size": (9, "max_queue_size", 9),
     "step_time_target": (0.5, "step_time_target", 0.5),
+    "default_compile_level": (1, "varlen_compile", preset(1)),
+    "varlen_compile_config": (EAGER, "varlen_compile", compile_options("", EAGER)),
+    "decode_compile_config": (EAGER, "decode_compile", compile_options("", EAGER)),
 }
 ELSEWHERE = {
     "max_memory_percent": "test_the_cache_takes_its_share_of_the_memory",
@@ -138,14 +143,14 @@ def test_a_manager_looks_at_its_generation_configuration(monkeypatch, tiny_model
     seen = []
 
     def note(*arguments, **options):
-        seen.append(options)
+        seen.append(options["processes_logits"])
         return resolve_config(*arguments, **options)
 
     monkeypatch.setattr(manager_module, "resolve_config", note)
     small = ContinuousBatchingConfig(num_blocks=8)
     for config in (GenerationConfig(), GenerationConfig(repetition_penalty=1.1)):
         tiny_model.init_continuous_batching(config, small).destroy()
-    assert seen == [{"processes_logits": False}, {"processes_logits": True}]
+    assert seen == [False, True]
 
 
 def test_num_blocks_and_a_share_of_the_memory_must_agree(resolved, memory):

@@ -62,7 +62,7 @@ class PackedLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return [..., N] for x [..., K], both fp32."""
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling():
             return _packed_linear(x, self._panels, self._bias, self._columns)
         return packed_linear(self._library, x, self._panels, self._bias, self._columns)
 

@@ -63,7 +63,7 @@ class QuantizedWeight:
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Return x W^T + bias: [..., N] for x [..., K]; all fp32, the bias contiguous [N]."""
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling():
             return _quantized_linear(x, self.panels, bias, self._number, *self.shape)
         return quantized_linear(self, x, bias)
 
@@ -73,7 +73,7 @@ class QuantizedWeight:
         Raises:
             IndexError: An index lies outside [0, N).
         """
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling():
             return _unpack_rows(indices, self.panels, self._number, *self.shape)
         return unpack_rows(self, indices)
 

@@ -15,7 +15,7 @@ def rms_norm(
     library: ctypes.CDLL, x: torch.Tensor, weight: torch.Tensor, epsilon: float
 ) -> torch.Tensor:
     """Return x / sqrt(mean(x^2) + epsilon) * weight over the last dimension: [..., W]."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         return _rms_norm(x, weight, epsilon)
     x = x.contiguous()
     width = x.shape[-1]
@@ -34,7 +34,7 @@ def rms_norm(
 
 def silu_mul(library: ctypes.CDLL, x: torch.Tensor) -> torch.Tensor:
     """Return silu(gate) * up for x = [..., gate | up] contiguous: [..., W] from [..., 2 W]."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         return _silu_mul(x)
     width = x.shape[-1] // 2
     y = torch.empty(*x.shape[:-1], width)
@@ -61,7 +61,7 @@ def rotate(
     Raises:
         ValueError: The angles are not those of whole heads of these rows.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         return _rotate(heads, cosines, sines)
     rows, count, width = heads.shape
     assert heads.stride()[1:] == (width, 1)

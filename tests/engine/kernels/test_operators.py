@@ -10,6 +10,10 @@ from engine.kernels.cpu.linear import PackedLinear, packed_linear
 from engine.kernels.cpu.quantized_linear import Format, QuantizedWeight, pack_int4
 from engine.kernels.cpu.rows import rms_norm, rotate, silu_mul
 from engine.kernels.operators import define_operator
+from engine.models.fused_decoder import FusedDecoder, _check_step
+from engine.models.opaque_decoder import OpaqueDecoder
+from engine.models.replacement import in_place
+from engine.models.rotary_operator import OpaqueRotary, find_rotary
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -143,3 +147,36 @@ def test_an_operator_of_another_kind_is_registered_in_the_same_way():
     halve = define_operator("halve_for_a_test(Tensor x) -> Tensor", lambda x: x / 2, torch.clone)
     torch.library.opcheck(torch.ops.slipstream.halve_for_a_test.default, (random(3),))
     assert torch.equal(halve(torch.ones(2)), torch.full((2,), 0.5))
+
+
+def test_what_a_model_does_by_itself_is_an_operator_too(tiny_model):
+    """The rotary tables of its own module, padding or not."""
+    model = tiny_model.hf_model.model
+    (rotary,) = find_rotary(tiny_model.hf_model)
+    assert isinstance(rotary, OpaqueRotary)
+    positions = torch.tensor([[3, 0, 7]])
+    hidden = random(1, 3, 32)
+    number = rotary._number
+    torch.library.opcheck(torch.ops.slipstream.rotary.default, (hidden, positions, number, None, 8))
+    expected = model.rotary_emb(hidden, positions)
+    with in_place([rotary]):
+        tables = model.rotary_emb(hidden, positions)
+    assert all(map(torch.equal, tables, expected))
+
+
+def test_a_whole_decoder_is_an_operator_that_does_not_see_padding(tiny_model):
+    lm = tiny_model.causal_lm
+    (decoder,) = (OpaqueDecoder(r) for r in lm.in_place if isinstance(r, FusedDecoder))
+    inputs, attention = _check_step(decoder._decoder)
+    with lm.in_use(attention):
+        attention.begin_step(inputs)
+        expected = lm.hf_model.model(inputs.input_ids, position_ids=inputs.position_ids)
+    own = (inputs.input_ids, inputs.position_ids)
+    ids, positions = (torch.nn.functional.pad(values, (0, 7)) for values in own)
+    decoder.num_tokens = 9
+    with lm.in_use(attention, [decoder]):
+        padded = lm.hf_model.model(ids, position_ids=positions).last_hidden_state
+        arguments = (ids, positions, decoder._cache, decoder._number, 32)
+        torch.library.opcheck(torch.ops.slipstream.decoder.default, arguments)
+    assert torch.equal(padded[:, :9], expected.last_hidden_state)
+    assert not padded[:, 9:].any()

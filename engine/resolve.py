@@ -147,12 +147,10 @@ def resolve_config(
     reasons: dict[str, str] = {}
     max_batch_tokens = _resolve_batch_tokens(config, model.device, reasons)
     max_requests = _resolve_requests(config, hints, max_batch_tokens, reasons)
-    memory = Memory(
-        available=available_bytes(model.device),
-        fraction=_resolve_fraction(config, model.device, processes_logits=processes_logits),
-        block=bytes_per_block(geometry.layers, config.page_size, model.dtype),
-        reserved=_step_bytes(model, max_batch_tokens, max_requests),
-    )
+    fraction = _resolve_fraction(config, model.device, processes_logits=processes_logits)
+    reserved = _step_bytes(model, max_batch_tokens, max_requests)
+    block_bytes = bytes_per_block(geometry.layers, config.page_size, model.dtype)
+    memory = Memory(available_bytes(model.device), fraction, block_bytes, reserved)
     num_blocks = _resolve_blocks(config, memory, reasons)
     attention = _resolve_attention(config, model, geometry, reasons)
     return ResolvedConfig(

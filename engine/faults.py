@@ -1,12 +1,12 @@
 """Named points at which a test makes an engine fail; nothing is armed in normal operation.
 
 One object per engine, handed down where it is assembled. The engine thread asks `armed` where it
-passes a point and goes on; what is armed raises there as if the engine's own code had. Tests arm
-and disarm from their threads.
+passes a point and goes on; what is armed raises there as if the engine's own code had, or does
+what the test wants: sleep, or end the thread. Tests arm and disarm from their threads.
 """
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -46,6 +46,7 @@ class _Fault:
     request_id: str | None
     token: int | None
     once: bool
+    effect: Callable[[], None] | None
 
     def hits(self, subject: Subject) -> bool:
         """Return whether this request is meant."""
@@ -74,17 +75,19 @@ class FaultPoints:
         request_id: str | None = None,
         token: int | None = None,
         once: bool = False,
+        effect: Callable[[], None] | None = None,
     ) -> None:
-        """Make a point raise.
+        """Make a point fail.
 
         Args:
             point: Where.
             request_id: Only when this request comes past; None means any.
             token: Only when a request with this token in its prompt comes past; None means any.
-            once: Raise a single time.
+            once: A single time.
+            effect: Called in place of raising `InjectedFaultError`; its exceptions are raised.
         """
         with self._changing:
-            self._faults.append(_Fault(point, request_id, token, once))
+            self._faults.append(_Fault(point, request_id, token, once, effect))
             self.armed = True
 
     def disarm(self) -> None:
@@ -94,12 +97,22 @@ class FaultPoints:
             self.armed = False
 
     def check(self, point: FaultPoint, subjects: Iterable[Subject]) -> None:
-        """Raise if the point is armed for one of the requests that come past.
+        """Fail if the point is armed for one of the requests that come past.
 
         Raises:
-            InjectedFaultError: It is.
+            InjectedFaultError: It is, and nothing else was to happen.
         """
-        subjects = list(subjects)
+        fault, subject = self._take(point, list(subjects))
+        if fault is None or subject is None:
+            return
+        if fault.effect is None:
+            raise InjectedFaultError(f"{point.value} of request {subject.request_id}")
+        fault.effect()
+
+    def _take(
+        self, point: FaultPoint, subjects: list[Subject]
+    ) -> tuple[_Fault | None, Subject | None]:
+        """Return the fault that is met and by whom; one that is meant once is disarmed."""
         with self._changing:
             for fault in self._faults:
                 hit = next((s for s in subjects if fault.point is point and fault.hits(s)), None)
@@ -108,4 +121,5 @@ class FaultPoints:
                 if fault.once:
                     self._faults.remove(fault)
                     self.armed = bool(self._faults)
-                raise InjectedFaultError(f"{point.value} of request {hit.request_id}")
+                return fault, hit
+        return None, None

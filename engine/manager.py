@@ -361,7 +361,7 @@ class ContinuousBatchingManager:
 
     def statistics(self) -> EngineStatistics:
         """Return what the engine holds at this moment."""
-        return read_statistics(self._thread.loop, self._mailbox)
+        return read_statistics(self._thread.loop, self._channels)
 
     @property
     def fatal_error(self) -> BaseException | None:

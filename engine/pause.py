@@ -38,6 +38,11 @@ class PauseGate:
         return bool(self._holds)
 
     @property
+    def is_parked(self) -> bool:
+        """Whether the loop stands still at the gate."""
+        return self._parked
+
+    @property
     def held_from_here(self) -> bool:
         """Whether the calling thread or task is inside of a hold that has not been left."""
         return any(hold in self._holds for hold in _ENTERED.get())

@@ -6,8 +6,7 @@ writes, so together they may straddle a step.
 
 from dataclasses import dataclass
 
-from engine.loop import EngineLoop
-from engine.mailbox import Mailbox
+from engine.loop import Channels, EngineLoop
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +25,8 @@ class EngineStatistics:
         num_swapped_in: How often a request went on from such a copy.
         num_steps: Steps since the loop was built.
         num_restarts: How often the loop began again after a step that failed.
+        num_queued: Requests that have not been scheduled yet; these count against max_queue_size.
+        is_paused: Whether somebody holds the loop between two steps.
     """
 
     num_live: int = 0
@@ -39,14 +40,17 @@ class EngineStatistics:
     num_swapped_in: int = 0
     num_steps: int = 0
     num_restarts: int = 0
+    num_queued: int = 0
+    is_paused: bool = False
 
 
-def read_statistics(loop: EngineLoop | None, mailbox: Mailbox) -> EngineStatistics:
+def read_statistics(loop: EngineLoop | None, channels: Channels) -> EngineStatistics:
     """Return the counters; zeros for an engine that has stopped."""
+    num_live = channels.mailbox.num_live
     if loop is None:
-        return EngineStatistics(num_live=mailbox.num_live)
+        return EngineStatistics(num_live=num_live)
     scheduler = loop.scheduler
-    num_live, num_running = mailbox.num_live, len(scheduler.running)
+    num_running = len(scheduler.running)
     return EngineStatistics(
         num_live=num_live,
         num_waiting=max(0, num_live - num_running),
@@ -59,4 +63,6 @@ def read_statistics(loop: EngineLoop | None, mailbox: Mailbox) -> EngineStatisti
         num_swapped_in=scheduler.num_swapped_in,
         num_steps=loop.num_steps,
         num_restarts=loop.restarts.num_restarts,
+        num_queued=channels.gate.num_waiting,
+        is_paused=channels.pause.is_parked,
     )

@@ -12,12 +12,11 @@ from typing import Any
 
 from fastapi import FastAPI
 from sse_starlette.sse import AppStatus
-from starlette.middleware.cors import CORSMiddleware
 
-from server.access import Authentication
 from server.engine_client import Manager
 from server.error_handlers import install_error_handlers
-from server.middleware import DrainGate, ErrorBoundary, PathRules, RequestId
+from server.layers import outer_layers
+from server.middleware import DrainGate
 from server.openapi import install_openapi
 from server.routes import chat, completions, health, models, requests, tokenization
 from server.settings import Settings
@@ -26,7 +25,8 @@ from server.version import VERSION
 
 logger = logging.getLogger(__name__)
 
-EXPOSED_HEADERS = ("Retry-After", "X-Ignored-Params", "X-Request-Id")
+# How long the engine thread may take to end its step, in seconds.
+STOP_SECONDS = 10.0
 
 
 def create_app(settings: Settings, model: Any, manager: Manager, tokenizer: Any) -> FastAPI:
@@ -52,23 +52,9 @@ def create_app(settings: Settings, model: Any, manager: Manager, tokenizer: Any)
     install_openapi(app)
     # The one added last is the outermost.
     app.add_middleware(DrainGate)
-    add_outer_layers(app, settings)
+    for layer, options in outer_layers(settings):
+        app.add_middleware(layer, **options)
     return app
-
-
-def add_outer_layers(app: FastAPI, settings: Settings) -> None:
-    """Put around an application what every request passes, whatever answers it."""
-    app.add_middleware(Authentication, keys=settings.keys)
-    for layer in (PathRules, ErrorBoundary, RequestId):
-        app.add_middleware(layer)
-    if settings.server.allow_origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=settings.server.allow_origins,
-            allow_methods=("*",),
-            allow_headers=("*",),
-            expose_headers=EXPOSED_HEADERS,
-        )
 
 
 def _make_lifespan(state: ServerState) -> Any:
@@ -79,13 +65,19 @@ def _make_lifespan(state: ServerState) -> Any:
         # The library would cut every open stream at SIGTERM; `server.serving` drains them.
         AppStatus.enable_automatic_graceful_drain = False
         await asyncio.to_thread(_start_engine, state)
+        await _generate_first_token(state)
         state.started = True
         try:
             yield
         finally:
             state.started = False
             # Whoever waited for an answer has been told; nothing is worth finishing.
-            await asyncio.to_thread(state.manager.stop, block=True, hard_stop=True)
+            await asyncio.to_thread(
+                state.manager.stop,
+                block=state.failure is None,
+                timeout=STOP_SECONDS,
+                hard_stop=True,
+            )
             state.encoder.close()
             state.setting.grammars.close()
 
@@ -97,3 +89,15 @@ def _start_engine(state: ServerState) -> None:
     state.manager.warmup()
     state.manager.start()
     logger.info("serving %s", ", ".join(state.served_names))
+
+
+async def _generate_first_token(state: ServerState) -> None:
+    """Let the engine answer a request before anybody else's is taken.
+
+    Raises:
+        EngineError: It cannot, and neither could it answer a client.
+    """
+    arguments = {"max_new_tokens": 1, "temperature": 0.0}
+    (stream,) = state.client.submit("first-token", [0], arguments)
+    async for _ in stream:
+        pass

@@ -8,7 +8,7 @@ loop only.
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from engine import GenerationOutput, family_ids
+from engine import EngineDeadError, EngineStatistics, GenerationOutput, family_ids
 from server.completion_stream import CompletionStream
 
 
@@ -30,6 +30,9 @@ class Manager(Protocol):
     @property
     def fatal_error(self) -> BaseException | None:
         """The error that ended the loop, if one did."""
+
+    def statistics(self) -> EngineStatistics:
+        """Return what the engine holds at this moment."""
 
     def warmup(self) -> None:
         """Run once what the first request would otherwise wait for; before `start`."""
@@ -78,6 +81,7 @@ class EngineClient:
         """Use a manager whose life somebody else rules."""
         self._manager = manager
         self._open: set[CompletionStream] = set()
+        self._failure: EngineDeadError | None = None
 
     @property
     def num_open(self) -> int:
@@ -87,7 +91,8 @@ class EngineClient:
     @property
     def is_healthy(self) -> bool:
         """Whether the engine runs and takes requests."""
-        return self._manager.fatal_error is None and self._manager.is_running()
+        manager = self._manager
+        return self._failure is None and manager.fatal_error is None and manager.is_running()
 
     def submit(
         self, request_id: str, input_ids: Sequence[int], arguments: dict[str, Any], count: int = 1
@@ -104,6 +109,8 @@ class EngineClient:
             InvalidRequestError, PromptTooLongError, QueueFullError, EngineStoppingError,
             EngineDeadError: The engine does not take it; nothing is left behind.
         """
+        if self._failure is not None:
+            raise self._failure
         *others, own = family_ids(request_id, count)
         streams = [
             CompletionStream(name, cancel=self._manager.cancel_request, on_end=self._open.discard)
@@ -123,6 +130,15 @@ class EngineClient:
             raise
         self._open.update(streams)
         return streams
+
+    def refuse_all(self, error: EngineDeadError) -> None:
+        """End every open stream with an error, and answer every further request with it."""
+        self._failure = error
+        self.abort_all(error)
+
+    def accept(self) -> None:
+        """Take requests again."""
+        self._failure = None
 
     def abort_all(self, error: BaseException) -> None:
         """End every open stream with an error; its reader gets it at once."""

@@ -221,7 +221,7 @@ def _shorten(message: str) -> str:
 async def _answer_error(_request: Request, error: Exception) -> Response:
     """Answer an error; those of our own making are logged with their traceback."""
     answer = describe_error(error)
-    if answer.status >= 500 and not isinstance(error, RequestError):
+    if answer.status == 500 and not isinstance(error, RequestError):
         logger.error("a request failed", exc_info=error)
     return answer.response()
 

@@ -1,6 +1,7 @@
 """`slipstream serve`: from settings to a server that answers, in the order in which things fail.
 
-    model folder ─► weights ─► tokenizer ─► cache and configuration ─► warm-up ─► listen
+    model folder ─► listen ─► weights ─► tokenizer ─► cache and configuration ─► warm-up ─► token
+                    /live 200, everything else 503                                        /ready
 
 The command has checked the address before it imports this module, whose imports alone take
 seconds. Each failure becomes one `StartupError`; engine errors are caught for that only.
@@ -9,14 +10,19 @@ seconds. Each failure becomes one `StartupError`; engine errors are caught for t
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
+from fastapi import FastAPI
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 import engine
-from engine import EngineError, PagedModel
+from engine import (
+    ContinuousBatchingConfig,
+    ContinuousBatchingManager,
+    EngineError,
+    PagedModel,
+)
 from server.app import create_app
 from server.console import (
     configure_logging,
@@ -28,8 +34,10 @@ from server.console import (
 from server.effective_settings import changed_settings
 from server.engine_settings import engine_config
 from server.environment import cache_folder
+from server.loading import LoadingApp
 from server.model_store import StoredModel, find_model
 from server.serving import run as run_server
+from server.serving import settle_memory
 from server.settings import Settings
 from server.startup_errors import ModelUnavailableError, StartupError
 
@@ -47,19 +55,61 @@ def run(settings: Settings) -> int:
     config = engine_config(settings)
     stored = find_model(settings.model, cache_folder())
     settings = _with_model(settings, stored)
-    print_notice(f"loading {stored.name}")
-    with _startup_errors():
-        model = _load(settings, stored)
-        tokenizer = load_tokenizer(settings, stored)
-        manager = model.init_continuous_batching(continuous_batching_config=config)
-    print_configuration([*changed_settings(settings), *manager.resolved_config.describe()])
-    name = settings.model.served_names[0]
+    launch = Launch(settings, stored, config)
+    app = LoadingApp(settings, launch.load, launch.announce)
     try:
-        app = create_app(settings, model, manager, tokenizer)
-        # The application starts and warms up the engine, and stops it at the end.
-        return run_server(app, settings.server, partial(print_listening, model_name=name))
+        status = run_server(app, settings.server, launch.open)
     finally:
-        manager.destroy()
+        launch.close()
+    if isinstance(app.error, EngineError):
+        raise StartupError(str(app.error)) from app.error
+    if app.error is not None:
+        raise app.error
+    return status
+
+
+class Launch:
+    """What is made on the way to a server that answers."""
+
+    def __init__(
+        self, settings: Settings, stored: StoredModel, config: ContinuousBatchingConfig
+    ) -> None:
+        """Remember what to make; nothing is loaded yet."""
+        self._settings = settings
+        self._stored = stored
+        self._config = config
+        self._manager: ContinuousBatchingManager | None = None
+        self._address = ("", 0)
+
+    def open(self, host: str, port: int) -> None:
+        """Note where the server listens, and say that it does; on the event loop."""
+        self._address = (host, port)
+        print_notice(f"loading {self._stored.name}; port {port} is open, and /ready says when")
+
+    def load(self) -> FastAPI:
+        """Load everything and return the application; on the thread that loads.
+
+        Raises:
+            StartupError: See `run`.
+        """
+        settings = self._settings
+        with _startup_errors():
+            model = _load(settings, self._stored)
+            tokenizer = load_tokenizer(settings, self._stored)
+            self._manager = model.init_continuous_batching(continuous_batching_config=self._config)
+        resolved = self._manager.resolved_config.describe()
+        print_configuration([*changed_settings(settings), *resolved])
+        return create_app(settings, model, self._manager, tokenizer)
+
+    def announce(self) -> None:
+        """Say that requests are taken, and how to send one; on the event loop."""
+        settle_memory()
+        print_listening(*self._address, model_name=self._settings.model.served_names[0])
+
+    def close(self) -> None:
+        """Give back what the engine holds."""
+        if self._manager is not None:
+            self._manager.destroy()
 
 
 def load_tokenizer(settings: Settings, stored: StoredModel) -> PreTrainedTokenizerBase:
@@ -103,7 +153,10 @@ def _load(settings: Settings, stored: StoredModel) -> PagedModel:
             max_model_tokens=settings.model.max_model_tokens or None,
             weights=settings.model.weights,
         )
-    except OSError as error:
+    except EngineError:
+        raise
+    except Exception as error:
+        # A damaged file makes each library raise errors of its own kind.
         raise ModelUnavailableError(f"{stored.folder} cannot be loaded: {error}") from error
 
 

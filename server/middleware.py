@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 REQUEST_ID_HEADER = "X-Request-Id"
 ALLOWED_METHODS = "GET, HEAD, OPTIONS, POST"
-GENERATION_PATHS = frozenset({"/chat/completions", "/completions"})
+ADMIN_PREFIX = "/admin"
 _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9._\-]")
 _SLASHES = re.compile(r"//+")
 
@@ -101,15 +101,15 @@ def normalize_path(path: str) -> str:
 
 
 class DrainGate:
-    """Refuses generation requests while the server drains, and counts those it lets through."""
+    """Refuses work while the server drains, and counts the requests it lets through."""
 
     def __init__(self, app: ASGIApp) -> None:
         """Wrap an application."""
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let everything but generation pass."""
-        if scope["type"] != "http" or not _is_generation(scope):
+        """Let everything pass that is no work."""
+        if scope["type"] != "http" or not _is_work(scope):
             await self._app(scope, receive, send)
             return
         state = state_of_scope(scope)
@@ -125,7 +125,7 @@ class DrainGate:
             state.num_active -= 1
 
 
-def _is_generation(scope: Scope) -> bool:
-    """Return whether a request is for an answer of the model."""
+def _is_work(scope: Scope) -> bool:
+    """Return whether a request asks for something to be made: any POST of a client's."""
     path: str = scope["path"]
-    return scope["method"] == "POST" and path.removeprefix("/v1") in GENERATION_PATHS
+    return scope["method"] == "POST" and not path.startswith(ADMIN_PREFIX)

@@ -89,6 +89,16 @@ class ForbiddenError(RequestError):
         )
 
 
+class LoadingError(RequestError):
+    """The model is still being loaded."""
+
+    def __init__(self) -> None:
+        """Say so."""
+        super().__init__(
+            "The model is being loaded; send the request again.", code="model_loading", status=503
+        )
+
+
 class DrainingError(RequestError):
     """The server is shutting down and takes no new request."""
 

@@ -15,6 +15,7 @@ from server.keys import KeyRing
 from server.setting_values import (
     DEVICE_PATTERN,
     DTYPES,
+    ENGINE_FAILURE_POLICIES,
     HTTP_PARSERS,
     LOG_LEVELS,
     SAMPLING_DEFAULTS,
@@ -81,6 +82,10 @@ class ServerSettings:
         send_timeout_seconds: How long a client may keep its connection full before it is cut.
         keep_alive_seconds: Idle connections are closed after this.
         shutdown_timeout_seconds: How long running streams may finish after SIGTERM.
+        hang_timeout_seconds: An engine that makes no step for so long while requests run counts
+            as hung, and the process ends; 0 waits for ever.
+        engine_failure: What an engine's death leads to: "exit" ends the process with a status that
+            is not 0, "restart" starts the engine again, "stay" answers 503 until somebody comes.
         allow_origins: Origins whose pages may call the API from a browser; none by default.
     """
 
@@ -100,6 +105,8 @@ class ServerSettings:
     send_timeout_seconds: float = 60.0
     keep_alive_seconds: int = 75
     shutdown_timeout_seconds: float = 30.0
+    hang_timeout_seconds: float = 120.0
+    engine_failure: str = "exit"
     allow_origins: tuple[str, ...] = ()
 
 
@@ -236,6 +243,7 @@ def _validate(settings: Settings) -> None:
     check_choice("model.weights", model.weights, WEIGHTS)
     check_choice("model.sampling_defaults", model.sampling_defaults, SAMPLING_DEFAULTS)
     check_choice("server.http_parser", server.http_parser, HTTP_PARSERS)
+    check_choice("server.engine_failure", server.engine_failure, ENGINE_FAILURE_POLICIES)
     check_choice("telemetry.log_level", telemetry.log_level, LOG_LEVELS)
     if not DEVICE_PATTERN.fullmatch(model.device):
         raise SettingsError(f"model.device is {model.device!r}; write auto, cpu, cuda or cuda:0")
@@ -263,4 +271,5 @@ _LEAST = {
     "receive_timeout_seconds": 0.01,
     "send_timeout_seconds": 0.01,
     "shutdown_timeout_seconds": 0,
+    "hang_timeout_seconds": 0,
 }

@@ -13,6 +13,7 @@ from typing import Any, cast
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
+from engine import EngineDeadError
 from server.engine_client import EngineClient, Manager
 from server.generation import GenerationSetting
 from server.grammars.compiler import GrammarCompiler
@@ -45,7 +46,8 @@ class ServerState:
         running: The requests that are being answered, by their ids.
         started: Whether the engine has started.
         draining: Whether the server takes no new generation requests.
-        num_active: Generation requests that are being answered.
+        num_active: Requests that are being answered.
+        failure: What is wrong with the engine, "dead" or "hung"; None while it is well.
     """
 
     settings: Settings
@@ -60,11 +62,22 @@ class ServerState:
     started: bool = False
     draining: bool = False
     num_active: int = 0
+    failure: str | None = None
 
     @property
     def limits(self) -> RequestLimits:
         """What one request may ask for."""
         return self.setting.limits
+
+    def fail(self, failure: str, error: EngineDeadError) -> None:
+        """Note that the engine is gone, and end every request with an error."""
+        self.failure = failure
+        self.client.refuse_all(error)
+
+    def recover(self) -> None:
+        """Note that the engine is back."""
+        self.failure = None
+        self.client.accept()
 
     @property
     def is_ready(self) -> bool:

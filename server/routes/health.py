@@ -1,7 +1,7 @@
 """Whether the server lives, is ready and what it is.
 
-/live answers as long as the process does; /health and /ready turn 503 when a new request would not
-be taken: while starting, while draining and when the engine is dead.
+/live turns 503 when only a new process can help: the engine is dead or hangs. /health, /ready and
+/ping turn 503 when a new request would not be taken: while starting and draining, too.
 """
 
 from typing import Any
@@ -28,9 +28,10 @@ async def get_ready(request: Request) -> Response:
 
 
 @router.get("/live")
-async def get_live() -> dict[str, str]:
-    """Answer 200 as long as the event loop runs."""
-    return {"status": "live"}
+async def get_live(request: Request) -> Response:
+    """Answer 200 as long as the event loop runs and the engine is well."""
+    failure = state_of(request).failure
+    return JSONResponse({"status": failure or "live"}, status_code=503 if failure else 200)
 
 
 @router.get("/ping")
@@ -65,6 +66,8 @@ def _condition_response(state: ServerState) -> Response:
 
 def _condition(state: ServerState) -> str:
     """Name the server's condition in one word."""
+    if state.failure is not None:
+        return state.failure
     if state.draining:
         return "draining"
     if not state.started:

@@ -8,9 +8,9 @@ from typing import Any
 DEADLINE_SECONDS = 20.0
 
 
-def until(condition: Callable[[], object]) -> None:
+def until(condition: Callable[[], object], seconds: float = DEADLINE_SECONDS) -> None:
     """Wait until something holds; fail if it never does."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
+    deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "what the test waited for did not happen"
         time.sleep(0.001)

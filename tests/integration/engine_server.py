@@ -29,6 +29,11 @@ SMALL = {
     "max_queue_size": 256,
     "seed": 0,
 }
+SETTINGS = Settings(
+    model=ModelSettings(served_names=("tiny",)),
+    # What a test does to an engine must not end the server before the test has looked at it.
+    server=ServerSettings(port=0, engine_failure="stay"),
+)
 DEADLINE_SECONDS = 60.0
 # Pools of a fixed size, which make their threads when they first need them.
 POOLS = ("prompt-encoding", "asyncio_")
@@ -117,6 +122,7 @@ def run_engine_server(
     served: ServedModel,
     *,
     prepare: Callable[[ContinuousBatchingManager], object] = lambda _manager: None,
+    settings: Settings = SETTINGS,
     **fields: Any,
 ) -> Iterator[EngineServer]:
     """Serve until the block ends; afterwards no thread is left.
@@ -124,10 +130,10 @@ def run_engine_server(
     Args:
         served: What to serve.
         prepare: Called with the manager before the server starts.
+        settings: Of the server.
         **fields: Of the engine's configuration.
     """
     before = set(threading.enumerate())
-    settings = Settings(model=ModelSettings(served_names=("tiny",)), server=ServerSettings(port=0))
     config = ContinuousBatchingConfig(**{**SMALL, **fields})
     manager = served.model.init_continuous_batching(continuous_batching_config=config)
     prepare(manager)

@@ -93,10 +93,11 @@ def test_a_dead_engine_ends_every_answer_and_takes_no_more(tiny_model):
         events = break_in_the_middle(server, runner, 24)
         assert json.loads(events[0][0])["choices"][0]["text"]
         assert {error_code(one) for one in events} == {"engine_dead"}
+        until(lambda: server.state.failure is not None)
         for path, status in {
             "/health": 503,
             "/ready": 503,
-            "/live": 200,
+            "/live": 503,
             "/v1/models": 200,
         }.items():
             assert server.http.get(path).status_code == status

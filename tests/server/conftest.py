@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from server.settings import ModelSettings, ServerSettings, Settings
 from server.vocabulary import Vocabulary
 from tests.server.fakes import make_byte_level_tokenizer
 from tests.server.live import LiveServer, run_live
@@ -37,7 +38,11 @@ def live(shared_live) -> Iterator[LiveServer]:
 @pytest.fixture
 def mortal_live() -> Iterator[LiveServer]:
     """A server of the test's own, whose engine it may kill."""
-    with run_live() as server:
+    settings = Settings(
+        model=ModelSettings(served_names=("tiny",)),
+        server=ServerSettings(port=0, engine_failure="stay"),
+    )
+    with run_live(settings=settings) as server:
         yield server
         assert_nothing_is_left(server)
 

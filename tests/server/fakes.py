@@ -18,6 +18,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 from engine import (
     DuplicateRequestError,
     EngineDeadError,
+    EngineStatistics,
     EngineStoppingError,
     FinishReason,
     QueueFullError,
@@ -203,6 +204,7 @@ class FakeManager:
         self.resolved_config = FakeResolved(max_model_tokens)
         self.fatal_error: BaseException | None = None
         self.paused = threading.Event()
+        self.num_steps = 0
         self.added: list[FakeRequest] = []
         self.cancelled: list[str] = []
         self.reset()
@@ -218,6 +220,12 @@ class FakeManager:
     def start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="fake-engine", daemon=True)
         self._thread.start()
+
+    def statistics(self) -> EngineStatistics:
+        paused = self.paused.is_set()
+        return EngineStatistics(
+            num_live=len(self._active), num_steps=self.num_steps, is_paused=paused
+        )
 
     def warmup(self) -> None:
         assert not self.is_running(), "the engine warms up before it starts"
@@ -337,6 +345,7 @@ class FakeManager:
                 requests = [] if self.paused.is_set() else list(self._active.values())
                 for request in requests:
                     self._step(request)
+                self.num_steps += 1
             time.sleep(self.step_seconds if requests else 0.001)
 
     def _step(self, request: FakeRequest) -> None:

@@ -163,7 +163,8 @@ def test_a_dead_engine_turns_health_red_and_requests_away(mortal_live):
     mortal_live.manager.die(RuntimeError("boom"))
     for path in ("/health", "/ready"):
         assert mortal_live.http.get(path).status_code == 503
-    assert mortal_live.http.get("/live").status_code == 200
+    mortal_live.manager.wait_until(lambda: mortal_live.state.failure == "dead")
+    assert mortal_live.http.get("/live").status_code == 503
     response = mortal_live.chat()
     assert response.status_code == 503
     assert response.json()["error"]["code"] == "engine_dead"

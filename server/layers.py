@@ -1,0 +1,40 @@
+"""The layers that surround whatever answers: the application, and its stand-in while it loads."""
+
+from typing import Any
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
+
+from server.access import Authentication
+from server.middleware import ErrorBoundary, PathRules, RequestId
+from server.settings import Settings
+
+EXPOSED_HEADERS = ("Retry-After", "X-Ignored-Params", "X-Request-Id")
+
+Layer = tuple[Any, dict[str, Any]]
+
+
+def outer_layers(settings: Settings) -> list[Layer]:
+    """Return the layers that every request passes, the innermost first, with their options."""
+    layers: list[Layer] = [
+        (Authentication, {"keys": settings.keys}),
+        (PathRules, {}),
+        (ErrorBoundary, {}),
+        (RequestId, {}),
+    ]
+    if settings.server.allow_origins:
+        options = {
+            "allow_origins": settings.server.allow_origins,
+            "allow_methods": ("*",),
+            "allow_headers": ("*",),
+            "expose_headers": EXPOSED_HEADERS,
+        }
+        layers.append((CORSMiddleware, options))
+    return layers
+
+
+def surround(app: ASGIApp, settings: Settings) -> ASGIApp:
+    """Return an application with these layers around it."""
+    for layer, options in outer_layers(settings):
+        app = layer(app, **options)
+    return app

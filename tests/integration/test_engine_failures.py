@@ -190,9 +190,13 @@ def test_choices_that_do_not_fit_the_queue_leave_none_behind(tiny_model):
         runner.hold()
         running = Call(server.complete, "runs")
         until(lambda: server.manager.statistics().num_running == 1)
-        assert server.complete("four choices", n=4, temperature=1).status_code == 429
+        waiting = Call(server.complete, "waits")
+        until(lambda: server.manager.statistics().num_live == 2)
+        assert server.complete("two choices", n=2, temperature=1).status_code == 429
+        never = server.complete("four choices", n=4, temperature=1)
+        assert (never.status_code, never.json()["error"]["param"]) == (400, "n")
         runner.go()
-        assert running.outcome().status_code == 200
+        assert running.outcome().status_code == waiting.outcome().status_code == 200
         server.wait_until_idle()
 
 

@@ -118,7 +118,6 @@ def test_an_engine_that_hangs_or_ends_takes_the_process_with_it(start, poison):
         answer = call.outcome()
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_dead")
     assert server.wait() == ENGINE_FAILED
-    assert "Traceback" not in server.text
 
 
 def test_an_engine_that_ended_can_be_started_again(start):

@@ -47,7 +47,6 @@ WIRE_NAMES = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
     "num_return_sequences": "n",
-    "num_return_sequences": "n",
 }
 
 

@@ -48,7 +48,7 @@ RUN apt-get update && apt-get install --yes --no-install-recommends g++ \
 USER slipstream
 VOLUME /models
 EXPOSE 8000
-# The first start fetches and converts the model.
+# The first start fetches the model.
 HEALTHCHECK --start-period=180s --interval=15s --timeout=5s --retries=3 \
     CMD ["python", "docker/healthcheck.py"]
 ENTRYPOINT ["docker/entrypoint.sh"]

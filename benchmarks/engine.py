@@ -176,7 +176,9 @@ def main(arguments: Sequence[str]) -> None:
     if options.threads:
         torch.set_num_threads(options.threads)
     transformers_logging.set_verbosity_error()
-    model = engine.load(find_model(ModelSettings(path=options.model), cache_folder()).folder)
+    stored = find_model(ModelSettings(path=options.model), cache_folder())
+    # All contenders compute with the same float32 weights.
+    model = engine.load(stored.source, weights="fp32")
     hf_model = model.hf_model
     # Nothing ends early: every contender makes exactly as many tokens.
     hf_model.generation_config.eos_token_id = None

@@ -24,6 +24,7 @@ from engine.errors import (
 )
 from engine.manager import ContinuousBatchingManager
 from engine.mixin import ContinuousMixin
+from engine.models.gguf_file import gguf_metadata
 from engine.paged_model import PagedModel, load, wrap
 from engine.request_ids import family_ids
 from engine.requests import FinishReason, GenerationOutput, RequestStatus, TokenLogprobs
@@ -65,6 +66,7 @@ __all__ = [
     "UnsupportedModelError",
     "WorkloadHints",
     "family_ids",
+    "gguf_metadata",
     "load",
     "wrap",
 ]

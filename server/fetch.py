@@ -7,7 +7,7 @@ from server.settings import Settings
 
 
 def run(settings: Settings) -> int:
-    """Download, convert and verify the default model, then print its folder; return 0.
+    """Download, unpack and verify the default model, then print its folder; return 0.
 
     Raises:
         StartupError: One line that says what is missing and what to do.

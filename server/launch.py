@@ -147,7 +147,7 @@ def _with_model(settings: Settings, stored: StoredModel) -> Settings:
 def _load(settings: Settings, stored: StoredModel) -> PagedModel:
     try:
         return engine.load(
-            stored.folder,
+            stored.source,
             dtype=settings.model.dtype,
             device=settings.model.device,
             max_model_tokens=settings.model.max_model_tokens or None,
@@ -157,7 +157,7 @@ def _load(settings: Settings, stored: StoredModel) -> PagedModel:
         raise
     except Exception as error:
         # A damaged file makes each library raise errors of its own kind.
-        raise ModelUnavailableError(f"{stored.folder} cannot be loaded: {error}") from error
+        raise ModelUnavailableError(f"{stored.source} cannot be loaded: {error}") from error
 
 
 @contextmanager

@@ -1,8 +1,8 @@
-"""From what a user calls a model to a local folder that holds it.
+"""From what a user calls a model to where it lies.
 
-A folder is taken as it is, a hub name is downloaded (weights as safetensors only), and no name
-means the default model. Code that a repository brings along is never run: a model that needs it
-is refused here, before anything is loaded. Runs before the server listens.
+A folder or a GGUF file is taken as it is, a hub name is downloaded (weights as safetensors only),
+and no name means the default model. Code that a repository brings along is never run: a model that
+needs it is refused here, before anything is loaded. Runs before the server listens.
 """
 
 import json
@@ -22,6 +22,7 @@ from transformers import CONFIG_MAPPING
 
 from server.console import print_notice
 from server.default_model import DEFAULT_MODEL, prepare_default_model
+from server.gguf_store import tokenizer_folder
 from server.settings import ModelSettings
 from server.startup_errors import ModelUnavailableError
 
@@ -37,12 +38,19 @@ class StoredModel:
     """A model on the disk.
 
     Attributes:
-        folder: Holds config.json, tokenizer and weights.
+        folder: Holds the tokenizer and, unless `file` does, config.json and the weights.
         name: What clients call it unless told otherwise.
+        file: A GGUF file with configuration and weights, or None.
     """
 
     folder: Path
     name: str
+    file: Path | None = None
+
+    @property
+    def source(self) -> Path:
+        """What the engine loads."""
+        return self.file or self.folder
 
 
 def find_model(settings: ModelSettings, cache: Path) -> StoredModel:
@@ -62,9 +70,12 @@ def find_model(settings: ModelSettings, cache: Path) -> StoredModel:
         _check_config(local, settings)
         return StoredModel(local.absolute(), local.resolve().name)
     if local.is_file():
-        raise ModelUnavailableError(
-            f"{local} is a file; give the folder that holds config.json and the weights"
-        )
+        if local.suffix != ".gguf":
+            raise ModelUnavailableError(
+                f"{local} is no .gguf file; give one, or the folder that holds config.json and the "
+                "weights"
+            )
+        return StoredModel(tokenizer_folder(local, cache), local.stem, local.absolute())
     if not HUB_NAME.fullmatch(settings.path):
         raise ModelUnavailableError(
             f"the folder {settings.path} does not exist; give a model folder, or a hub name as in "

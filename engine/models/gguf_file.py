@@ -83,6 +83,16 @@ class GGUFFile:
                 ) from error
 
 
+def gguf_metadata(path: str | Path) -> dict[str, Any]:
+    """Return what a GGUF file says of itself, by name; arrays as lists.
+
+    Raises:
+        OSError: The file cannot be opened.
+        UnsupportedModelError: It is no GGUF file, or damaged.
+    """
+    return GGUFFile(Path(path)).metadata
+
+
 class _Reader:
     """Goes once over the head of a file."""
 

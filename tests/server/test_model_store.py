@@ -85,9 +85,9 @@ def test_a_missing_folder_is_never_looked_for_on_the_hub(tmp_path, name):
 
 
 def test_a_file_is_refused(tmp_path):
-    path = tmp_path / "model.gguf"
+    path = tmp_path / "model.bin"
     path.touch()
-    assert "is a file; give the folder" in refusal(path, tmp_path)
+    assert "is no .gguf file; give one, or the folder" in refusal(path, tmp_path)
 
 
 def test_a_folder_without_config_is_refused(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from engine.models.loading import load_hf_model
+import engine
 from server.environment import cache_folder
 from server.model_store import find_model
 from server.settings import ModelSettings
@@ -51,7 +51,7 @@ def default_model() -> DefaultModel:
     folder = find_model(ModelSettings(), cache_folder()).folder
     tokenizer = AutoTokenizer.from_pretrained(folder)
     text = (Path(__file__).parents[3] / "LICENSE").read_text(encoding="utf-8")
-    return DefaultModel(load_hf_model(folder, device="cpu"), tokenizer.encode(text))
+    return DefaultModel(engine.load(folder, weights="fp32").hf_model, tokenizer.encode(text))
 
 
 @pytest.fixture

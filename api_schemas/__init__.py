@@ -43,10 +43,19 @@ from api_schemas.tokenization import (
     TokenizeTextRequest,
     parse_tokenize_request,
 )
+from api_schemas.tools import (
+    CalledFunction,
+    FunctionDefinition,
+    MadeToolCall,
+    Tool,
+    ToolMode,
+    ToolUse,
+)
 
 __all__ = [
     "CHAT_FIELDS",
     "COMPLETION_FIELDS",
+    "CalledFunction",
     "CancelledRequests",
     "ChatAnswer",
     "ChatChoice",
@@ -70,7 +79,9 @@ __all__ = [
     "ErrorResponse",
     "FieldSupport",
     "FinishReason",
+    "FunctionDefinition",
     "Handling",
+    "MadeToolCall",
     "ModelCard",
     "ModelList",
     "PromptTokensDetails",
@@ -83,6 +94,9 @@ __all__ = [
     "TokenizeResponse",
     "TokenizeTextRequest",
     "TokenizerInfo",
+    "Tool",
+    "ToolMode",
+    "ToolUse",
     "TopLogprob",
     "Usage",
     "WireModel",

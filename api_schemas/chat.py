@@ -12,6 +12,7 @@ from api_schemas.base import Boolean, Integer, RequestModel, WireModel, field_er
 from api_schemas.field_support import FieldSupport
 from api_schemas.generation import ChatLogprobs, FinishReason, SamplingFields, Usage
 from api_schemas.support import CHAT_FIELDS
+from api_schemas.tools import CalledFunction, MadeToolCall, ToolFields
 
 # These would replace what the request and the server say by other means.
 RESERVED_TEMPLATE_NAMES = frozenset(
@@ -122,7 +123,7 @@ class ChatMessage(RequestModel):
         return self
 
 
-class ChatCompletionRequest(SamplingFields):
+class ChatCompletionRequest(SamplingFields, ToolFields):
     """A request for the next message of a conversation.
 
     Attributes:
@@ -133,6 +134,7 @@ class ChatCompletionRequest(SamplingFields):
         add_generation_prompt: Let the template open an assistant message.
         continue_final_message: Leave the last message open and continue it.
         add_special_tokens: Whether the tokenizer adds its own to the rendered template.
+        include_reasoning: Whether the answer shows the reasoning, where the model has one.
     """
 
     support: ClassVar[tuple[FieldSupport, ...]] = CHAT_FIELDS
@@ -147,6 +149,7 @@ class ChatCompletionRequest(SamplingFields):
     add_generation_prompt: Boolean | None = None
     continue_final_message: Boolean = False
     add_special_tokens: Boolean = False
+    include_reasoning: Boolean = True
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
@@ -175,11 +178,21 @@ class ChatCompletionRequest(SamplingFields):
 
 
 class ChatAnswer(WireModel):
-    """The message that the model wrote."""
+    """The message that the model wrote.
+
+    Attributes:
+        content: None beside calls that come without a text.
+        reasoning: What the model wrote before its answer, also under `reasoning_content`.
+        function_call: The call, for requests of the older form.
+    """
 
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[MadeToolCall] | None = None
+    function_call: CalledFunction | None = None
 
 
 class ChatChoice(WireModel):
@@ -217,6 +230,10 @@ class ChatDelta(WireModel):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[MadeToolCall] | None = None
+    function_call: CalledFunction | None = None
 
 
 class ChatChunkChoice(WireModel):

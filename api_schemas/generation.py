@@ -29,6 +29,8 @@ class FinishReason(str, Enum):  # noqa: UP042 - StrEnum changes how pydantic doc
 
     STOP = "stop"
     LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+    FUNCTION_CALL = "function_call"
 
 
 class StreamOptions(RequestModel):

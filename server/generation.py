@@ -12,6 +12,7 @@ from api_schemas import FinishReason, SamplingFields
 from server.completion_stream import CompletionStream
 from server.engine_client import EngineClient
 from server.grammars.compiler import GrammarCompiler
+from server.grammars.sources import GrammarRecipe
 from server.interleave import Numbered, interleave
 from server.parameters import RequestLimits, to_request_kwargs, to_text_options
 from server.text_stream import TextAssembler, TextDelta, decode
@@ -106,7 +107,11 @@ class GenerationSetting:
 
 
 async def start_generation(
-    setting: GenerationSetting, body: SamplingFields, request_id: str, prompts: Sequence[list[int]]
+    setting: GenerationSetting,
+    body: SamplingFields,
+    request_id: str,
+    prompts: Sequence[list[int]],
+    recipe: GrammarRecipe | None,
 ) -> Generation:
     """Submit every prompt with all its choices.
 
@@ -115,6 +120,7 @@ async def start_generation(
         body: The request.
         request_id: Unique; the engine's ids are made from it.
         prompts: Token ids of each prompt.
+        recipe: What every answer must follow; None leaves them free.
 
     Raises:
         RequestError, EngineError: A prompt was refused; none is left running.
@@ -123,8 +129,8 @@ async def start_generation(
     arguments = [
         to_request_kwargs(body, num_prompt_tokens=len(prompt), limits=limits) for prompt in prompts
     ]
-    if (constraint := body.constraint()) is not None:
-        grammar = await setting.grammars.compile(constraint)
+    if recipe is not None:
+        grammar = await setting.grammars.compile(recipe)
         arguments = [{**keywords, "grammar": grammar} for keywords in arguments]
     generation = Generation(request_id, prompts, body.n)
     try:

@@ -17,6 +17,7 @@ from api_schemas import ChatCompletionRequest, CompletionRequest, TokenizerInfo
 from server.chat_messages import Message, merge_leading_system, to_template_messages
 from server.control_tokens import ControlTokens
 from server.request_errors import RequestError
+from server.tools.prompting import ToolPrompting
 
 NUM_THREADS = 4
 SHORT_TEXT_CHARACTERS = 2048
@@ -67,6 +68,7 @@ class PromptEncoder:
         self._knows_developer = "developer" in str(template)
         self._has_template = template is not None
         self._control = ControlTokens(tokenizer)
+        self.tools = ToolPrompting(tokenizer)
 
     def close(self) -> None:
         """End the threads."""
@@ -169,15 +171,16 @@ class PromptEncoder:
 
     def _render_chat(self, body: ChatCompletionRequest) -> RenderedChat:
         """Render as given; if the template refuses, once more with the system messages joined."""
-        messages = to_template_messages(body.messages, knows_developer=self._knows_developer)
+        given = to_template_messages(body.messages, knows_developer=self._knows_developer)
+        messages, tools = self.tools.prepare(given, body.tool_use().functions)
         try:
-            rendered = self._render(body, messages)
+            rendered = self._render(body, messages, tools)
         except TEMPLATE_ERRORS as error:
             merged = merge_leading_system(messages)
             if len(merged) == len(messages):
                 raise _template_error(error) from None
             try:
-                rendered = self._render(body, merged)
+                rendered = self._render(body, merged, tools)
             except TEMPLATE_ERRORS as second_error:
                 raise _template_error(second_error) from None
         if not rendered.token_ids:
@@ -186,7 +189,9 @@ class PromptEncoder:
             return RenderedChat(rendered.text, self._text_prefix + rendered.token_ids)
         return rendered
 
-    def _render(self, body: ChatCompletionRequest, messages: list[Message]) -> RenderedChat:
+    def _render(
+        self, body: ChatCompletionRequest, messages: list[Message], tools: list[Message] | None
+    ) -> RenderedChat:
         """Run the template and the tokenizer; what the client says spells no control token."""
         opens_answer = body.add_generation_prompt
         if opens_answer is None:
@@ -196,6 +201,7 @@ class PromptEncoder:
             add_generation_prompt=opens_answer,
             continue_final_message=body.continue_final_message,
             tokenize=False,
+            tools=self._control.mark(tools),
             **self._control.mark(_template_variables(body)),
         )
         text = self._control.gather(text)

@@ -8,6 +8,19 @@ from typing import Any, TypeVar, get_args, get_origin
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 WEIGHTS = ("auto", "fp32", "bf16", "int8", "int4")
+TOOL_PARSERS = (
+    "auto",
+    "hermes",
+    "llama_json",
+    "pythonic",
+    "mistral",
+    "deepseek",
+    "granite",
+    "phi",
+    "qwen_coder",
+    "json",
+)
+REASONING_PARSERS = ("auto", "none", "think", "mistral", "cohere", "seed", "thought")
 SAMPLING_DEFAULTS = ("model", "openai")
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 LOG_FORMATS = ("text", "json")

@@ -18,7 +18,9 @@ from server.setting_values import (
     ENGINE_FAILURE_POLICIES,
     HTTP_PARSERS,
     LOG_LEVELS,
+    REASONING_PARSERS,
     SAMPLING_DEFAULTS,
+    TOOL_PARSERS,
     WEIGHTS,
     SettingsError,
     build_section,
@@ -78,6 +80,12 @@ class ServerSettings:
         max_messages: Most messages in one chat request.
         max_top_logprobs: Most alternatives per position.
         max_stop_strings: Most stop strings.
+        tool_parser: How the model writes calls of functions; "auto" tells it from the chat
+            template. Others are hermes, llama_json, pythonic, mistral, deepseek, granite, phi,
+            qwen_coder and json.
+        reasoning_parser: What the model writes around its reasoning, which answers then carry
+            apart; "auto" tells it from the chat template, "none" leaves it in the text. Others are
+            think, mistral, cohere, seed and thought.
         receive_timeout_seconds: How long a client may take to send a whole request.
         send_timeout_seconds: How long a client may keep its connection full before it is cut.
         keep_alive_seconds: Idle connections are closed after this.
@@ -101,6 +109,8 @@ class ServerSettings:
     max_messages: int = 4096
     max_top_logprobs: int = 20
     max_stop_strings: int = 16
+    tool_parser: str = "auto"
+    reasoning_parser: str = "auto"
     receive_timeout_seconds: float = 60.0
     send_timeout_seconds: float = 60.0
     keep_alive_seconds: int = 75
@@ -244,6 +254,8 @@ def _validate(settings: Settings) -> None:
     check_choice("model.sampling_defaults", model.sampling_defaults, SAMPLING_DEFAULTS)
     check_choice("server.http_parser", server.http_parser, HTTP_PARSERS)
     check_choice("server.engine_failure", server.engine_failure, ENGINE_FAILURE_POLICIES)
+    check_choice("server.tool_parser", server.tool_parser, TOOL_PARSERS)
+    check_choice("server.reasoning_parser", server.reasoning_parser, REASONING_PARSERS)
     check_choice("telemetry.log_level", telemetry.log_level, LOG_LEVELS)
     if not DEVICE_PATTERN.fullmatch(model.device):
         raise SettingsError(f"model.device is {model.device!r}; write auto, cpu, cuda or cuda:0")

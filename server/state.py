@@ -14,14 +14,17 @@ from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
 from engine import EngineDeadError
+from server.answer_plan import ModelFormats
 from server.engine_client import EngineClient, Manager
 from server.generation import GenerationSetting
 from server.grammars.compiler import GrammarCompiler
 from server.parameters import RequestLimits, sampling_defaults
 from server.prompt_encoding import PromptEncoder
+from server.reasoning.markers import find_markers
 from server.request_errors import ModelNotFoundError
 from server.running_requests import RunningRequests
-from server.settings import ModelSettings, Settings
+from server.settings import ModelSettings, ServerSettings, Settings
+from server.tools.registry import find_format
 from server.version import VERSION
 from server.vocabulary import Vocabulary
 
@@ -40,6 +43,7 @@ class ServerState:
         client: Submits requests to it.
         encoder: Makes token ids of prompts.
         setting: What a generation needs.
+        formats: How the model writes calls and reasoning.
         served_names: Names of the model; the first is its main one.
         fingerprint: Names weights, number format and version.
         created: When the server was made, in seconds since 1970.
@@ -55,6 +59,7 @@ class ServerState:
     client: EngineClient
     encoder: PromptEncoder
     setting: GenerationSetting
+    formats: ModelFormats
     served_names: tuple[str, ...]
     fingerprint: str
     created: int = field(default_factory=lambda: int(time.time()))
@@ -120,14 +125,30 @@ def build_state(settings: Settings, model: Any, manager: Manager, tokenizer: Any
         sampling_defaults=sampling_defaults(policy, getattr(model, "generation_config", None)),
     )
     names = served_names(settings.model)
+    encoder = PromptEncoder(tokenizer)
     return ServerState(
         settings=settings,
         manager=manager,
         client=client,
-        encoder=PromptEncoder(tokenizer),
+        encoder=encoder,
         setting=GenerationSetting(client, vocabulary, limits, GrammarCompiler(vocabulary)),
+        formats=_model_formats(server, tokenizer, encoder, vocabulary),
         served_names=names,
         fingerprint=_fingerprint(names[0], settings.model.revision, model),
+    )
+
+
+def _model_formats(
+    server: ServerSettings, tokenizer: Any, encoder: PromptEncoder, vocabulary: Vocabulary
+) -> ModelFormats:
+    """Return how the model writes, from the settings and its chat template."""
+    template = str(getattr(tokenizer, "chat_template", None) or "")
+    calls = find_format(server.tool_parser, template, renders_tools=encoder.tools.renders_tools)
+    return ModelFormats(
+        calls=calls,
+        reasoning=find_markers(server.reasoning_parser, template),
+        special_ids={vocabulary.token_text(one): one for one in vocabulary.special_ids},
+        short_call_ids=encoder.tools.short_ids,
     )
 
 

@@ -45,6 +45,9 @@ class TextDelta:
         finish_reason: Why the answer ended; in the last piece only.
         stop_reason: The stop string or stop token id that ended it.
         num_cached_tokens: Prompt tokens found in the cache.
+        hidden: Special tokens that the text does not show: where in it they stood, and their texts.
+        token_ends: For each token, how many characters of the whole answer there were after it;
+            stop strings and what is held because of them are counted.
     """
 
     text: str = ""
@@ -53,6 +56,8 @@ class TextDelta:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     num_cached_tokens: int = 0
+    hidden: list[tuple[int, str]] = field(default_factory=list)
+    token_ends: list[int] = field(default_factory=list)
 
 
 class TextAssembler:
@@ -71,6 +76,9 @@ class TextAssembler:
             include_match=options.include_stop,
         )
         self._num_tokens = 0
+        self._num_characters = 0  # detokenised
+        self._num_released = 0
+        self._hidden: list[tuple[int, str]] = []  # places among the detokenised characters
         self._pending = TextDelta()
         self.finished = False
 
@@ -87,6 +95,7 @@ class TextAssembler:
             self._num_tokens += 1
             closes = stopped and position == last
             pending.text += self._token_text(token_id, closes, delta.stop_reason)
+            pending.token_ends.append(self._num_characters)
             if self._stops.matched is not None:
                 break
         if self._stops.matched is not None or delta.finish_reason is not None:
@@ -94,13 +103,25 @@ class TextAssembler:
         if not (pending.text or self.finished):
             return None
         self._pending = TextDelta(num_cached_tokens=delta.num_cached_tokens)
+        self._place_hidden(pending)
         return pending
+
+    def _place_hidden(self, piece: TextDelta) -> None:
+        """Give a piece the hidden tokens that stand in it, and count its text as released."""
+        start = self._num_released
+        self._num_released += len(piece.text)
+        inside = [one for one in self._hidden if one[0] <= self._num_released]
+        self._hidden = self._hidden[len(inside) :]
+        piece.hidden = [(place - start, text) for place, text in inside]
 
     def _token_text(self, token_id: int, closes: bool, stop_reason: int | None) -> str:
         """Return the text that one more token releases."""
         if closes and not self._shows_closing_token(stop_reason):
             return self._hidden_text(token_id)
         text = self._detokenizer.push(token_id)
+        self._num_characters += len(text)
+        if not text and self._options.skip_special_tokens and self._vocabulary.is_special(token_id):
+            self._hidden.append((self._num_characters, self._vocabulary.token_text(token_id)))
         if self._num_tokens <= self._options.min_tokens:
             return text
         if text:

@@ -11,9 +11,8 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits
 
-from api_schemas import Constraint
 from server.grammars.matching import CompiledGrammar, GrammarError, check_matcher
-from server.grammars.sources import describe_source, source_of
+from server.grammars.sources import GrammarRecipe
 from server.grammars.tokens import make_tokenizer
 from server.request_errors import RequestError
 from server.vocabulary import Vocabulary
@@ -42,27 +41,26 @@ class GrammarCompiler:
         """End the threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    async def compile(self, constraint: Constraint) -> CompiledGrammar:
+    async def compile(self, recipe: GrammarRecipe) -> CompiledGrammar:
         """Return the compiled grammar, at once if it is known.
 
         Raises:
             RequestError: It cannot be compiled, is too large or takes too long.
         """
         loop = asyncio.get_running_loop()
-        source = describe_source(constraint)
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
-                source = await loop.run_in_executor(self._pool, source_of, constraint)
-                if len(source.text) > MAX_SOURCE_CHARACTERS:
+                text = await loop.run_in_executor(self._pool, recipe.make)
+                if len(text) > MAX_SOURCE_CHARACTERS:
                     raise GrammarError(f"it is longer than {MAX_SOURCE_CHARACTERS} characters")
                 # A client that leaves ends its own wait only: others may wait for the same grammar.
-                return await asyncio.shield(self._find(source.text))
+                return await asyncio.shield(self._find(text))
         except TimeoutError:
             reason = f"it takes more than {TIMEOUT_SECONDS:.0f} seconds to compile"
         except GrammarError as error:
             reason = str(error)
-        message = source.error_message(reason)
-        raise RequestError(message, param=source.param, code=source.error_code)
+        message = recipe.error_message(reason)
+        raise RequestError(message, param=recipe.param, code=recipe.error_code)
 
     def _find(self, text: str) -> asyncio.Future[CompiledGrammar]:
         """Return the grammar if it is kept, else begin to compile it."""

@@ -1,11 +1,12 @@
-"""From a constraint to the text that the grammar library compiles.
+"""From what a request asks for to the text that the grammar library compiles.
 
-Nothing is compiled here; what is wrong with a schema's shape is said here, the rest by the
-library. Pure; runs on the compiler's threads.
+A `GrammarRecipe` is made on the event loop and says what it is about; its text is made on a thread
+of the compiler. What is wrong with a schema's shape is said here, the rest by the library.
 """
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from llguidance import LLMatcher, grammar_from
@@ -18,26 +19,26 @@ _UNKNOWN_KEYS = re.compile(r"Unimplemented keys: \[(.*)\]")
 
 
 @dataclass(frozen=True, slots=True)
-class GrammarSource:
-    """A grammar as the library reads it.
+class GrammarRecipe:
+    """How to make the text of a grammar.
 
     Attributes:
-        text: The library's own format; equal texts are equal grammars.
         name: What a client calls it.
         param: Path of the field that it comes from.
         error_code: Slug of the error if it does not compile.
+        make: Returns the library's own format; equal texts are equal grammars. Raises GrammarError.
     """
 
-    text: str
     name: str
     param: str
     error_code: str
+    make: Callable[[], str]
 
     def error_message(self, reason: str) -> str:
         """Return what to tell a client whose grammar does not compile."""
         if match := _UNKNOWN_KEYS.search(reason):
             names = match[1].replace('"', "")
-            reason = f"the keyword {names} is not supported"
+            reason = f"the keyword {names} is not supported{reason[match.end() :]}"
         return f"{self.name} cannot be followed: {reason}."
 
 
@@ -50,20 +51,12 @@ _NAMES = {
 }
 
 
-def source_of(constraint: Constraint) -> GrammarSource:
-    """Return the library's text for a constraint.
-
-    Raises:
-        GrammarError: The value is nothing that could be compiled.
-    """
+def constraint_recipe(constraint: Constraint | None) -> GrammarRecipe | None:
+    """Return the recipe of what a request asks for; None if it asks for nothing."""
+    if constraint is None:
+        return None
     name, code = _NAMES[constraint.kind]
-    return GrammarSource(_text_of(constraint), name, constraint.param, code)
-
-
-def describe_source(constraint: Constraint) -> GrammarSource:
-    """Return a source without a text, for the message about a constraint that has none."""
-    name, code = _NAMES[constraint.kind]
-    return GrammarSource("", name, constraint.param, code)
+    return GrammarRecipe(name, constraint.param, code, lambda: _text_of(constraint))
 
 
 def _text_of(constraint: Constraint) -> str:

@@ -14,6 +14,7 @@ from api_schemas import (
     Usage,
     WireModel,
 )
+from server.message_reader import MessageDelta
 from server.text_stream import TextDelta
 
 
@@ -89,13 +90,16 @@ class UsageCounter:
     num_prompt_tokens: int
     num_choices: int
     num_completion_tokens: int = 0
+    reasoning_by_choice: dict[int, int] = field(default_factory=dict)
     cached_by_prompt: dict[int, int] = field(default_factory=dict)
 
-    def count(self, index: int, delta: TextDelta) -> None:
+    def count(self, index: int, delta: TextDelta | MessageDelta) -> None:
         """Take a piece into account."""
         self.num_completion_tokens += len(delta.token_ids)
         if index % self.num_choices == 0:
             self.cached_by_prompt[index] = delta.num_cached_tokens
+        if isinstance(delta, MessageDelta):
+            self.reasoning_by_choice[index] = delta.num_reasoning_tokens
 
     def usage(self) -> Usage:
         """Return the counts so far."""
@@ -106,7 +110,9 @@ class UsageCounter:
             prompt_tokens_details=PromptTokensDetails(
                 cached_tokens=sum(self.cached_by_prompt.values())
             ),
-            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=0),
+            completion_tokens_details=CompletionTokensDetails(
+                reasoning_tokens=sum(self.reasoning_by_choice.values())
+            ),
         )
 
 

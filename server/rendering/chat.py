@@ -4,12 +4,11 @@ The first chunk of a choice carries the role; it is made together with the first
 time to the first chunk is the time to the first token. Event loop only.
 """
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from api_schemas import (
-    ChatAnswer,
     ChatChoice,
     ChatChunkChoice,
     ChatCompletion,
@@ -17,29 +16,37 @@ from api_schemas import (
     ChatDelta,
     ChatLogprobs,
 )
-from server.rendering.answer import (
-    AnswerHead,
-    AnswerOptions,
-    CollectedChoice,
-    UsageCounter,
-    ending_fields,
-)
+from server.answer_plan import AnswerPlan
+from server.message_reader import MessageDelta, MessageReader
+from server.rendering.answer import AnswerHead, AnswerOptions, UsageCounter
 from server.rendering.logprobs import render_chat_logprobs
+from server.rendering.message import MessageRenderer
 from server.text_stream import TextDelta
 from server.vocabulary import Vocabulary
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One answer while it is read and rendered.
+
+    Attributes:
+        has_begun: Whether the chunk with the role has been sent.
+        ending: Why it ended; empty until then.
+    """
+
+    reader: MessageReader
+    message: MessageRenderer
+    has_begun: bool = False
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[Any] = field(default_factory=list)
+    ending: dict[str, Any] = field(default_factory=dict)
 
 
 class ChatRenderer:
     """Renders one chat request."""
 
     def __init__(
-        self,
-        head: AnswerHead,
-        options: AnswerOptions,
-        vocabulary: Vocabulary,
-        *,
-        prompt: Sequence[int],
-        num_choices: int,
+        self, head: AnswerHead, options: AnswerOptions, vocabulary: Vocabulary, plan: AnswerPlan
     ) -> None:
         """Start with nothing rendered.
 
@@ -47,19 +54,18 @@ class ChatRenderer:
             head: Keys that all objects repeat.
             options: What the client wants to see.
             vocabulary: Names tokens in log-probabilities.
-            prompt: The prompt's token ids.
-            num_choices: Choices of the request.
+            plan: What is to become of the answers.
         """
         self._head = head.fields()
         self._options = options
         self._vocabulary = vocabulary
-        self._prompt = list(prompt)
-        self._usage = UsageCounter(len(prompt), num_choices)
+        self._plan = plan
+        self._prompt = list(plan.prompt.token_ids)
+        self._usage = UsageCounter(len(self._prompt), plan.num_choices)
         self._no_details: dict[str, Any] = {"logprobs": None}
         if options.token_ids:
             self._no_details["token_ids"] = []
-        self._begun: set[int] = set()
-        self._collected: defaultdict[int, CollectedChoice] = defaultdict(CollectedChoice)
+        self._choices: dict[int, _Choice] = {}
 
     @property
     def includes_usage(self) -> bool:
@@ -67,17 +73,22 @@ class ChatRenderer:
         return self._options.include_usage
 
     def chunks(self, index: int, delta: TextDelta) -> Iterator[ChatCompletionChunk]:
-        """Yield the role if it is the first piece, the text if there is any, and the ending."""
-        if index not in self._begun:
+        """Yield the role if it is the first piece, a chunk for each part, and the ending."""
+        choice = self._choice(index)
+        message = choice.reader.push(delta)
+        if message is None:
+            return
+        if not choice.has_begun:
             yield self._role_chunk(index)
-            self._begun.add(index)
-        self._usage.count(index, delta)
-        details = self._details(delta)
-        if delta.text:
-            yield self._chunk(index, ChatDelta(content=delta.text), finish_reason=None, **details)
+            choice.has_begun = True
+        self._usage.count(index, message)
+        details = self._details(message)
+        for part in message.parts:
+            piece = choice.message.delta(part)
+            yield self._chunk(index, piece, finish_reason=None, **details)
             details = self._no_details
-        if delta.finish_reason is not None:
-            yield self._chunk(index, ChatDelta(), **ending_fields(delta), **details)
+        if message.finish_reason is not None:
+            yield self._chunk(index, ChatDelta(), **self._ending(message), **details)
 
     def usage_chunk(self) -> ChatCompletionChunk:
         """Return the chunk without choices."""
@@ -85,10 +96,17 @@ class ChatRenderer:
 
     def collect(self, index: int, delta: TextDelta) -> None:
         """Keep a piece for the whole answer."""
-        self._usage.count(index, delta)
-        choice = self._collected[index]
-        choice.add(delta)
-        choice.logprobs.extend(render_chat_logprobs(self._vocabulary, delta.logprobs))
+        choice = self._choice(index)
+        message = choice.reader.push(delta)
+        if message is None:
+            return
+        self._usage.count(index, message)
+        for part in message.parts:
+            choice.message.collect(part)
+        choice.token_ids += message.token_ids
+        choice.logprobs += render_chat_logprobs(self._vocabulary, message.logprobs)
+        if message.finish_reason is not None:
+            choice.ending = self._ending(message)
 
     def whole(self) -> ChatCompletion:
         """Return the whole answer."""
@@ -99,27 +117,45 @@ class ChatRenderer:
             object="chat.completion",
             **self._head,
             choices=[
-                self._whole_choice(index, choice)
-                for index, choice in sorted(self._collected.items())
+                self._whole_choice(index, choice) for index, choice in sorted(self._choices.items())
             ],
             usage=self._usage.usage(),
             **extras,
         )
 
-    def _whole_choice(self, index: int, choice: CollectedChoice) -> ChatChoice:
+    def _choice(self, index: int) -> _Choice:
+        """Return the state of a choice, made when its first piece comes."""
+        choice = self._choices.get(index)
+        if choice is None:
+            message = MessageRenderer(
+                is_legacy=self._plan.tools.is_legacy, short_ids=self._plan.formats.short_call_ids
+            )
+            choice = self._choices[index] = _Choice(self._plan.reader(), message)
+        return choice
+
+    def _ending(self, message: MessageDelta) -> dict[str, Any]:
+        """Return finish_reason, and stop_reason where there is one."""
+        assert message.finish_reason is not None
+        reason = self._plan.finish_reason(message.finish_reason, has_calls=message.has_calls)
+        fields: dict[str, Any] = {"finish_reason": reason}
+        if message.stop_reason is not None:
+            fields["stop_reason"] = message.stop_reason
+        return fields
+
+    def _whole_choice(self, index: int, choice: _Choice) -> ChatChoice:
+        assert choice.ending, "an answer was rendered before it ended"
         extras: dict[str, Any] = {}
         if self._options.token_ids:
             extras["token_ids"] = choice.token_ids
-        answer = ChatAnswer(role="assistant", content="".join(choice.texts), refusal=None)
         return ChatChoice(
             index=index,
-            message=answer,
+            message=choice.message.whole(),
             logprobs=self._logprobs(choice.logprobs),
-            **choice.ending(),
+            **choice.ending,
             **extras,
         )
 
-    def _details(self, delta: TextDelta) -> dict[str, Any]:
+    def _details(self, delta: MessageDelta) -> dict[str, Any]:
         """Return what stands beside the text of a chunk."""
         if not (delta.logprobs or self._options.token_ids):
             return self._no_details
@@ -136,7 +172,7 @@ class ChatRenderer:
 
     def _role_chunk(self, index: int) -> ChatCompletionChunk:
         extras: dict[str, Any] = {}
-        if self._options.token_ids and not self._begun:
+        if self._options.token_ids and not any(one.has_begun for one in self._choices.values()):
             extras["prompt_token_ids"] = self._prompt
         delta = ChatDelta(role="assistant", content="")
         return self._chunk(index, delta, extras, logprobs=None, finish_reason=None)

@@ -3,6 +3,7 @@
 from fastapi import APIRouter, Request, Response
 
 from api_schemas import ChatCompletionRequest
+from server.answer_plan import plan_answer
 from server.answering import answer, make_head
 from server.generation import start_generation
 from server.openapi import describe_body
@@ -23,13 +24,9 @@ async def create_chat_completion(request: Request) -> Response:
     body = await read_body(request, ChatCompletionRequest, max_bytes=max_bytes)
     head = make_head(state, body, prefix="chatcmpl")
     check_limits(body, state.limits)
-    prompt = await state.encoder.encode_chat(body)
-    renderer = ChatRenderer(
-        head,
-        to_answer_options(body, logprobs=wants_logprobs(body)),
-        state.setting.vocabulary,
-        prompt=prompt,
-        num_choices=body.n,
-    )
-    generation = await start_generation(state.setting, body, head.id, [prompt])
+    plan = plan_answer(state.formats, body, await state.encoder.render_chat(body))
+    options = to_answer_options(body, logprobs=wants_logprobs(body))
+    renderer = ChatRenderer(head, options, state.setting.vocabulary, plan)
+    prompts = [plan.prompt.token_ids]
+    generation = await start_generation(state.setting, body, head.id, prompts, plan.recipe)
     return await answer(request, body, generation, renderer)

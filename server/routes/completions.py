@@ -5,6 +5,7 @@ from fastapi import APIRouter, Request, Response
 from api_schemas import CompletionRequest
 from server.answering import answer, make_head
 from server.generation import start_generation
+from server.grammars.sources import constraint_recipe
 from server.openapi import describe_body
 from server.parameters import check_limits, wants_logprobs
 from server.prompt_encoding import PromptEncoder
@@ -25,7 +26,8 @@ async def create_completion(request: Request) -> Response:
     head = make_head(state, body, prefix="cmpl")
     check_limits(body, state.limits)
     prompts = await state.encoder.encode_prompts(body)
-    generation = await start_generation(state.setting, body, head.id, prompts)
+    recipe = constraint_recipe(body.constraint())
+    generation = await start_generation(state.setting, body, head.id, prompts, recipe)
     renderer = CompletionRenderer(
         head,
         to_answer_options(body, logprobs=wants_logprobs(body)),

@@ -248,7 +248,7 @@ def test_the_longest_answer(live, fields, expected):
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": None}]}, "messages.0.content"),
-        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools.0.function"),
         ({"tool_choice": "auto"}, "tool_choice"),
         ({"response_format": {"type": "json"}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),

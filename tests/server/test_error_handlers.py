@@ -96,7 +96,7 @@ def test_a_long_message_is_cut():
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "messages.0.content.0.type",
         ),
-        ({"messages": [{"role": "user", "content": ""}], "tools": [{}]}, "tools"),
+        ({"messages": [{"role": "user", "content": ""}], "tools": [{}]}, "tools.0.type"),
         ({"messages": [{"role": "user", "content": ""}], "logit_bias": {"a": 1}}, "logit_bias"),
         ({"messages": [{"role": "user", "content": ""}], "stop": ["a", ""]}, "stop.1"),
     ],

@@ -10,6 +10,7 @@ import pytest
 from api_schemas import Constraint, ConstraintKind
 from server.grammars import compiler as compiler_module
 from server.grammars.compiler import GrammarCompiler
+from server.grammars.sources import GrammarRecipe, constraint_recipe
 from server.request_errors import RequestError
 from server.vocabulary import Vocabulary
 from tests.server.fakes import (
@@ -30,8 +31,10 @@ def compiler(vocabulary):
     made.close()
 
 
-def of(kind: ConstraintKind, value=None) -> Constraint:
-    return Constraint(kind, value, "the.field")
+def of(kind: ConstraintKind, value=None) -> GrammarRecipe:
+    recipe = constraint_recipe(Constraint(kind, value, "the.field"))
+    assert recipe is not None
+    return recipe
 
 
 async def walks(compiler, vocabulary, constraint, count=10) -> list[str]:

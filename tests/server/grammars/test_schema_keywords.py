@@ -7,6 +7,7 @@ import pytest
 
 from api_schemas import Constraint, ConstraintKind
 from server.grammars.compiler import GrammarCompiler
+from server.grammars.sources import GrammarRecipe, constraint_recipe
 from server.request_errors import RequestError
 from tests.server.grammars.schema_cases import FOLLOWED, REFUSED
 from tests.server.grammars.walks import Walker
@@ -26,8 +27,11 @@ def compiler(vocabulary):
     made.close()
 
 
-def constraint(value) -> Constraint:
-    return Constraint(ConstraintKind.JSON_SCHEMA, value, "response_format.json_schema.schema")
+def recipe(value) -> GrammarRecipe:
+    param = "response_format.json_schema.schema"
+    made = constraint_recipe(Constraint(ConstraintKind.JSON_SCHEMA, value, param))
+    assert made is not None
+    return made
 
 
 def shown(schema) -> str:
@@ -36,7 +40,7 @@ def shown(schema) -> str:
 
 @pytest.mark.parametrize("schema", FOLLOWED, ids=shown)
 async def test_whatever_is_allowed_is_valid(compiler, walker, schema):
-    grammar = await compiler.compile(constraint(schema))
+    grammar = await compiler.compile(recipe(schema))
     checker = jsonschema.Draft202012Validator(
         schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
     )
@@ -50,7 +54,7 @@ async def test_whatever_is_allowed_is_valid(compiler, walker, schema):
 @pytest.mark.parametrize(("schema", "name"), REFUSED, ids=lambda value: shown(value))
 async def test_what_cannot_be_followed_is_refused_by_name(compiler, schema, name):
     with pytest.raises(RequestError) as caught:
-        await compiler.compile(constraint(schema))
+        await compiler.compile(recipe(schema))
     assert name in str(caught.value)
     assert len(str(caught.value)) < 400
     assert (caught.value.status, caught.value.code) == (400, "invalid_json_schema")

@@ -1,0 +1,93 @@
+"""Cutting the reasoning off an answer, however it arrives."""
+
+import pytest
+
+from server.message_parts import PlainParser, ReasoningPart
+from server.reasoning.markers import MARKERS, Opening, find_markers, find_opening
+from server.reasoning.parser import ReasoningParser
+from server.setting_values import REASONING_PARSERS
+from tests.server.tools.readings import every_reading, text_of
+
+THINK = MARKERS["think"]
+
+
+def parser(opening: Opening = Opening.POSSIBLE, markers=THINK, *, shown: bool = True):
+    return lambda: ReasoningParser(markers, opening, PlainParser(), shown=shown)
+
+
+def reasoning_of(parts) -> str:
+    return "".join(part.text for part in parts if isinstance(part, ReasoningPart))
+
+
+@pytest.mark.parametrize(
+    ("opening", "recording", "reasoning", "text"),
+    [
+        (
+            Opening.POSSIBLE,
+            "<think>\n1 < 2 </ok>.\n</think>\n\nYes.",
+            "1 < 2 </ok>.",
+            "Yes.",
+        ),
+        (Opening.POSSIBLE, "\n<think>a\n\nb</think>c  ", "a\n\nb", "c  "),
+        (Opening.POSSIBLE, "«<think>»a«</think>»\nb", "a", "b"),
+        (Opening.POSSIBLE, "<think></think>b", "", "b"),
+        (Opening.POSSIBLE, "<think>never ends </think", "never ends </think", ""),
+        (Opening.POSSIBLE, "<think>  ", "", ""),
+        (Opening.POSSIBLE, "No <think>tags</think> here.", "", "No <think>tags</think> here."),
+        (Opening.POSSIBLE, "  <thin", "", "  <thin"),
+        (Opening.POSSIBLE, "plain", "", "plain"),
+        (
+            Opening.INSIDE,
+            "\nfirst</think>\n\nsecond </think> third",
+            "first",
+            "second </think> third",
+        ),
+        (Opening.INSIDE, "a </t</think>b", "a </t", "b"),
+        (Opening.INSIDE, "a «<x>»b«</think>»c", "a b", "c"),
+        (Opening.CLOSED, "<think>text</think>", "", "<think>text</think>"),
+    ],
+)
+def test_reasoning_stands_first_or_nowhere(opening, recording, reasoning, text):
+    parts = every_reading(parser(opening), recording)
+    assert (reasoning_of(parts), text_of(parts)) == (reasoning, text)
+
+
+@pytest.mark.parametrize("markers", MARKERS.values(), ids=MARKERS)
+def test_every_familys_markers_are_known(markers):
+    recording = f"{markers.opening}why{markers.closing}what"
+    parts = every_reading(parser(markers=markers), recording)
+    assert (reasoning_of(parts), text_of(parts)) == ("why", "what")
+    template = f"{{{{ message.content.split('{markers.closing}')[-1] }}}}"
+    assert find_markers("auto", template) is markers
+
+
+def test_reasoning_may_be_left_out():
+    parts = every_reading(parser(shown=False), "<think>why</think>what")
+    assert (reasoning_of(parts), text_of(parts)) == ("", "what")
+
+
+def test_the_setting_knows_every_family():
+    assert set(REASONING_PARSERS) == {"auto", "none", *MARKERS}
+    assert find_markers("none", "</think>") is None
+    assert find_markers("auto", "no markers") is None
+    assert find_markers("seed", "no markers") is MARKERS["seed"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "opening"),
+    [
+        ("<|assistant|><think>\n", Opening.INSIDE),
+        ("<|assistant|>\n<think>\n\n</think>\n\n", Opening.CLOSED),
+        ("<|user|>what is <think>?<|assistant|>\n", Opening.POSSIBLE),
+    ],
+)
+def test_the_prompts_end_says_whether_reasoning_has_begun(prompt, opening):
+    assert find_opening(THINK, prompt) is opening
+
+
+def test_the_end_of_the_reasoning_is_known_to_the_character():
+    made = parser(Opening.INSIDE)()
+    made.text("abc")
+    assert made.num_reasoning_characters == 3
+    made.text("d</think>\n\nrest")
+    assert made.num_reasoning_characters == len("abcd</think>")

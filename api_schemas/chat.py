@@ -10,7 +10,13 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from api_schemas.base import Boolean, Integer, RequestModel, WireModel, field_error
 from api_schemas.field_support import FieldSupport
-from api_schemas.generation import ChatLogprobs, FinishReason, SamplingFields, Usage
+from api_schemas.generation import (
+    ChatLogprobs,
+    FinishReason,
+    PromptLogprobs,
+    SamplingFields,
+    Usage,
+)
 from api_schemas.support import CHAT_FIELDS
 from api_schemas.tools import CalledFunction, MadeToolCall, ToolFields
 
@@ -223,6 +229,7 @@ class ChatCompletion(WireModel):
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class ChatDelta(WireModel):
@@ -259,3 +266,4 @@ class ChatCompletionChunk(WireModel):
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
     prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None

@@ -9,7 +9,13 @@ from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
 from api_schemas.base import Boolean, Integer, WireModel, field_error
 from api_schemas.field_support import FieldSupport
-from api_schemas.generation import CompletionLogprobs, FinishReason, SamplingFields, Usage
+from api_schemas.generation import (
+    CompletionLogprobs,
+    FinishReason,
+    PromptLogprobs,
+    SamplingFields,
+    Usage,
+)
 from api_schemas.support import COMPLETION_FIELDS
 
 Prompts = list[str] | list[list[int]]
@@ -47,7 +53,7 @@ class CompletionRequest(SamplingFields):
         max_tokens: None takes the default of 16; 0 is allowed with echo.
         echo: Put the prompt's text before the completion.
         logprobs: Alternatives per token; 0 reports the chosen one only, None nothing.
-        best_of: Accepted when it equals n.
+        best_of: Answers of which the n most likely ones are given, by the mean over their tokens.
         add_special_tokens: Whether the tokenizer adds its own (such as BOS) to a text.
     """
 
@@ -70,7 +76,7 @@ class CompletionRequest(SamplingFields):
     max_tokens: Integer | None = None
     echo: Boolean = False
     logprobs: Annotated[Integer, Field(ge=0)] | None = None
-    best_of: Integer | None = None
+    best_of: Annotated[Integer, Field(ge=1)] | None = None
     add_special_tokens: Boolean = True
 
     @model_validator(mode="after")
@@ -79,11 +85,16 @@ class CompletionRequest(SamplingFields):
         if self.max_tokens is not None and self.max_tokens < (0 if self.echo else 1):
             message = "max_tokens is at least 1, or 0 together with echo."
             raise field_error("max_tokens", message)
-        if self.best_of is not None and self.best_of != self.n:
-            raise field_error("best_of", "best_of is only supported when it equals n.")
-        if self.echo and self.logprobs is not None:
-            raise field_error("logprobs", "logprobs together with echo is not supported.")
+        if self.best_of is not None and self.best_of < self.n:
+            raise field_error("best_of", "best_of is at least n.")
+        if self.num_answers > self.n and self.stream:
+            raise field_error("best_of", "best_of above n cannot be streamed.")
         return self
+
+    @property
+    def num_answers(self) -> int:
+        """Answers to compute for each prompt."""
+        return self.n if self.best_of is None else self.best_of
 
 
 class CompletionChoice(WireModel):
@@ -94,6 +105,7 @@ class CompletionChoice(WireModel):
         stop_reason: The stop string or stop token id that ended it.
         token_ids: The tokens of this piece, when asked for.
         prompt_token_ids: The prompt's tokens, when asked for; where the choice begins.
+        prompt_logprobs: What the model says of them, when asked for; where the choice begins.
     """
 
     index: int
@@ -103,6 +115,7 @@ class CompletionChoice(WireModel):
     stop_reason: str | int | None = None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class Completion(WireModel):

@@ -5,7 +5,7 @@ after vLLM's extensions. Limits that an operator can change are checked by the s
 """
 
 from enum import Enum
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
@@ -105,6 +105,10 @@ class SamplingFields(ConstraintFields):
     min_tokens: Annotated[Integer, Field(ge=0, lt=2**31)] = 0
     skip_special_tokens: Boolean = True
     return_token_ids: Boolean = False
+    return_tokens_as_token_ids: Boolean = False
+    prompt_logprobs: Annotated[Integer, Field(ge=0)] | None = None
+    truncate_prompt_tokens: Annotated[Integer, Field(ge=-1, lt=2**31)] | None = None
+    truncation_side: Literal["left", "right"] = "left"
     service_tier: Annotated[str, Field(max_length=64)] | None = None
     stream: Boolean = False
     stream_options: StreamOptions | None = None
@@ -114,7 +118,15 @@ class SamplingFields(ConstraintFields):
         """Refuse stream options without a stream, as OpenAI does."""
         if self.stream_options is not None and not self.stream:
             raise field_error("stream_options", "stream_options is only allowed with stream: true.")
+        if self.truncate_prompt_tokens == 0:
+            message = "truncate_prompt_tokens is at least 1, or -1 for what the context holds."
+            raise field_error("truncate_prompt_tokens", message)
         return self
+
+    @property
+    def num_answers(self) -> int:
+        """Answers to compute for each prompt."""
+        return self.n
 
 
 class PromptTokensDetails(WireModel):
@@ -171,6 +183,24 @@ class TokenLogprob(TopLogprob):
     top_logprobs: list[TopLogprob]
 
 
+class PromptLogprob(WireModel):
+    """What the model says of one token at a place of the prompt.
+
+    Attributes:
+        logprob: Its log-probability, in nats, at least -9999.
+        rank: Its place among all tokens, 1 for the most likely.
+        decoded_token: Its text.
+    """
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+# One entry per token of the prompt, by token ids; None for the first.
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+
+
 class ChatLogprobs(WireModel):
     """Log-probabilities of a chat choice or chunk."""
 
@@ -181,11 +211,13 @@ class ChatLogprobs(WireModel):
 class CompletionLogprobs(WireModel):
     """Log-probabilities of a text choice or chunk: four lists of one entry per token.
 
+    With echo the prompt's tokens come first, and the first of them has no log-probability.
+
     Attributes:
         text_offset: Where each token begins, in characters of the choice's text.
     """
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]] | None
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]

@@ -51,11 +51,13 @@ class TokenLogprobs:
         token_id: The token that was taken.
         logprob: Its log-probability, in nats.
         top: The most likely tokens and their log-probabilities, most likely first.
+        rank: Its place among all tokens, 1 for the most likely; None if it was not looked for.
     """
 
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...]
+    rank: int | None = None
 
 
 class GenerationOutput:

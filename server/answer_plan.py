@@ -18,6 +18,7 @@ from server.reasoning.parser import ReasoningParser
 from server.tools.call_format import CallFormat
 from server.tools.call_parser import CallParser, CallRules
 from server.tools.forcing import forced_calls
+from server.tools.harmony import HarmonyParser
 from server.tools.registry import forced_format
 
 
@@ -27,6 +28,8 @@ class ModelFormats:
 
     Attributes:
         calls: Its calls.
+        is_harmony: Whether every message of its answers has a channel; `calls` then only says how
+            calls are forced.
         reasoning: What stands around its reasoning; None if it does not reason.
         special_ids: Its special tokens by their texts.
         short_call_ids: Whether its template takes ids of calls of nine characters only.
@@ -36,6 +39,7 @@ class ModelFormats:
     reasoning: ReasoningMarkers | None
     special_ids: SpecialIds
     short_call_ids: bool = False
+    is_harmony: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,10 @@ class AnswerPlan:
 
     def reader(self) -> MessageReader:
         """Return what reads one answer."""
+        if self.formats.is_harmony and self.recipe is None:
+            # A grammar leaves no room for channels, so that what it holds is read as it is.
+            harmony = HarmonyParser(self._rules(), shows_reasoning=self.shows_reasoning)
+            return MessageReader(harmony, harmony)
         content = self._content_parser()
         if self.formats.reasoning is None:
             return MessageReader(content)
@@ -85,9 +93,11 @@ class AnswerPlan:
         # What a grammar lays out beside another answer must be told from it by its layout.
         if self.tools.is_forced or self.recipe is not None:
             calls = forced_format(calls)
+        return CallParser(calls, self._rules())
+
+    def _rules(self) -> CallRules:
         functions = {function.name: function for function in self.tools.functions}
-        rules = CallRules(functions, self.tools.is_single, self.tools.is_forced)
-        return CallParser(calls, rules)
+        return CallRules(functions, self.tools.is_single, self.tools.is_forced)
 
 
 def plan_answer(

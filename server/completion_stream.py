@@ -22,15 +22,17 @@ class TokenDelta:
         token_ids: New tokens, the closing one included.
         logprobs: One entry per token, or none at all.
         finish_reason: Why the request ended; None while it runs.
-        stop_reason: The stop token that ended it, if one of the request's own did.
+        stop_reason: The stop token or stop string that ended it, if one did.
         num_cached_tokens: Prompt tokens found in the cache.
+        prompt_logprobs: What the model says of the prompt, if asked for; in the first delta only.
     """
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
-    stop_reason: int | None = None
+    stop_reason: int | str | None = None
     num_cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
 
 class CompletionStream:
@@ -60,6 +62,7 @@ class CompletionStream:
         self._pending: TokenDelta | None = None
         self._error: BaseException | None = None
         self._ended = False
+        self._has_tokens = False
         self._closed = False
         self._arrived = asyncio.Event()
 
@@ -73,6 +76,9 @@ class CompletionStream:
         pending.token_ids.extend(output.new_tokens)
         pending.logprobs.extend(output.new_logprobs)
         pending.num_cached_tokens = output.num_cached_tokens
+        if not self._has_tokens and output.new_tokens:
+            self._has_tokens = True
+            pending.prompt_logprobs = output.prompt_logprobs
         if output.is_finished():
             self._take_ending(output, pending)
         self._arrived.set()
@@ -82,9 +88,7 @@ class CompletionStream:
         self._end()
         if output.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
             pending.finish_reason = output.finish_reason
-            # Stop strings are looked for on this side, so that the engine knows none.
-            if isinstance(output.stop_reason, int):
-                pending.stop_reason = output.stop_reason
+            pending.stop_reason = output.stop_reason
             return
         self._error = output.exception or EngineStoppingError("the engine cancelled the request")
 

@@ -24,21 +24,37 @@ class Choice:
     """One answer to one prompt.
 
     Attributes:
-        stream: Its tokens; None when nothing is to be generated.
+        stream: Its tokens; None when nothing is to be computed.
         assembler: Makes its text.
+        is_silent: Whether it has no text: only what is said of its prompt is wanted.
     """
 
     stream: CompletionStream | None
     assembler: TextAssembler
+    is_silent: bool = False
 
     async def deltas(self) -> AsyncGenerator[TextDelta, None]:
         """Yield the choice's text."""
         if self.stream is None:
             yield TextDelta(finish_reason=FinishReason.LENGTH)
             return
+        if self.is_silent:
+            yield await self._silent_delta(self.stream)
+            return
         async with aclosing(decode(self.stream, self.assembler)) as deltas:
             async for delta in deltas:
                 yield delta
+
+    async def _silent_delta(self, stream: CompletionStream) -> TextDelta:
+        """Return what is said of the prompt; the token that had to be drawn is dropped."""
+        silent = TextDelta(finish_reason=FinishReason.LENGTH)
+        try:
+            async for delta in stream:
+                silent.prompt_logprobs = silent.prompt_logprobs or delta.prompt_logprobs
+                silent.num_cached_tokens = delta.num_cached_tokens
+        finally:
+            stream.close()
+        return silent
 
 
 class Generation:
@@ -125,23 +141,27 @@ async def start_generation(
     Raises:
         RequestError, EngineError: A prompt was refused; none is left running.
     """
-    limits, options = setting.limits, to_text_options(body)
+    limits, options = setting.limits, to_text_options(body, setting.limits)
     arguments = [
         to_request_kwargs(body, num_prompt_tokens=len(prompt), limits=limits) for prompt in prompts
     ]
     if recipe is not None:
         grammar = await setting.grammars.compile(recipe)
         arguments = [{**keywords, "grammar": grammar} for keywords in arguments]
-    generation = Generation(request_id, prompts, body.n)
+    count = body.num_answers
+    generation = Generation(request_id, prompts, count)
     try:
         for number, keywords in enumerate(arguments):
-            streams: list[CompletionStream | None] = [None] * body.n
+            streams: list[CompletionStream | None] = [None] * count
+            is_silent = keywords.get("max_new_tokens") == 0
+            if is_silent and "prompt_logprobs" in keywords:
+                keywords = {**keywords, "max_new_tokens": 1}
             if keywords.get("max_new_tokens") != 0:
                 name = f"{request_id}-{number}"
-                streams[:] = setting.client.submit(name, prompts[number], keywords, body.n)
+                streams[:] = setting.client.submit(name, prompts[number], keywords, count)
             for stream in streams:
                 assembler = TextAssembler(setting.vocabulary, options)
-                generation.choices.append(Choice(stream, assembler))
+                generation.choices.append(Choice(stream, assembler, is_silent))
     except BaseException:
         generation.close()
         raise

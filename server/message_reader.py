@@ -5,11 +5,11 @@ them is sent once and beside a part that it took. Event loop only.
 """
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from api_schemas import FinishReason
 from engine import TokenLogprobs
 from server.message_parts import CallStart, MessageParser, Part, join_parts
-from server.reasoning.parser import ReasoningParser
 from server.text_stream import TextDelta
 
 
@@ -24,6 +24,7 @@ class MessageDelta:
         finish_reason: Why the answer ended; in the last one only.
         stop_reason: The stop string or stop token id that ended it.
         num_cached_tokens: Prompt tokens found in the cache.
+        prompt_logprobs: What the model says of the prompt, if asked for; in the first one only.
         num_reasoning_tokens: Tokens of the answer so far that are reasoning.
         has_calls: Whether the answer so far calls a function.
     """
@@ -34,14 +35,23 @@ class MessageDelta:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     num_cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
     num_reasoning_tokens: int = 0
     has_calls: bool = False
+
+
+class CountsReasoning(Protocol):
+    """A parser that knows how far the reasoning reaches."""
+
+    @property
+    def num_reasoning_characters(self) -> int:
+        """Visible characters up to the end of the reasoning, or so far."""
 
 
 class MessageReader:
     """Reads one choice."""
 
-    def __init__(self, parser: MessageParser, reasoning: ReasoningParser | None = None) -> None:
+    def __init__(self, parser: MessageParser, reasoning: CountsReasoning | None = None) -> None:
         """Start before the first character.
 
         Args:
@@ -62,6 +72,7 @@ class MessageReader:
         pending.logprobs += piece.logprobs
         pending.finish_reason, pending.stop_reason = piece.finish_reason, piece.stop_reason
         pending.num_cached_tokens = piece.num_cached_tokens
+        pending.prompt_logprobs = pending.prompt_logprobs or piece.prompt_logprobs
         pending.parts = join_parts(pending.parts + self._parse(piece))
         self._has_calls |= any(isinstance(part, CallStart) for part in pending.parts)
         pending.has_calls = self._has_calls

@@ -33,6 +33,7 @@ class RequestLimits:
         max_top_logprobs: Most alternatives per token.
         max_stop_strings: Most stop strings.
         max_messages: Most messages in one request.
+        default_stops: Stop strings of every answer, from generation_config.json.
         sampling_defaults: `add_request` arguments used where the request is silent; what is
             missing here too is the engine's to decide, from generation_config.json.
     """
@@ -43,6 +44,7 @@ class RequestLimits:
     max_top_logprobs: int = 20
     max_stop_strings: int = 16
     max_messages: int = 4096
+    default_stops: tuple[str, ...] = ()
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -62,27 +64,48 @@ def sampling_defaults(policy: str, generation_config: Any) -> dict[str, Any]:
     return {"temperature": 1.0 if temperature is None else float(temperature)}
 
 
+def default_stops(generation_config: Any) -> tuple[str, ...]:
+    """Return the stop strings that a model's generation configuration names."""
+    named = getattr(generation_config, "stop_strings", None) or ()
+    return (named,) if isinstance(named, str) else tuple(named)
+
+
 def check_limits(body: SamplingFields, limits: RequestLimits) -> None:
     """Refuse what exceeds the operator's limits.
 
     Raises:
         RequestError: Names the field and the limit.
     """
-    if body.n > limits.max_choices:
-        raise RequestError(f"n is at most {limits.max_choices} on this server.", param="n")
+    _check_most("n", body.n, limits.max_choices)
+    _check_most("best_of", body.num_answers, limits.max_choices)
+    _check_most("prompt_logprobs", body.prompt_logprobs or 0, limits.max_top_logprobs)
     if len(body.stop) > limits.max_stop_strings:
         message = f"stop has at most {limits.max_stop_strings} entries on this server."
         raise RequestError(message, param="stop")
     name, asked = _asked_logprobs(body)
-    if asked is not None and asked > limits.max_top_logprobs:
-        message = f"{name} is at most {limits.max_top_logprobs} on this server."
-        raise RequestError(message, param=name)
+    _check_most(name, asked or 0, limits.max_top_logprobs)
     if isinstance(body, CompletionRequest) and len(body.prompt) > limits.max_prompts:
         message = f"prompt has at most {limits.max_prompts} entries on this server."
         raise RequestError(message, param="prompt")
     if isinstance(body, ChatCompletionRequest) and len(body.messages) > limits.max_messages:
         message = f"messages has at most {limits.max_messages} entries on this server."
         raise RequestError(message, param="messages")
+
+
+def _check_most(name: str, value: int, most: int) -> None:
+    if value > most:
+        raise RequestError(f"{name} is at most {most} on this server.", param=name)
+
+
+def truncate_prompt(prompt: list[int], body: SamplingFields, limits: RequestLimits) -> list[int]:
+    """Return what the request wants to keep of a prompt; all of it unless it says so."""
+    keep = body.truncate_prompt_tokens
+    if keep is None:
+        return prompt
+    if keep == -1:
+        asked = _asked_tokens(body, 1) or 1
+        keep = max(limits.max_model_tokens - max(asked, 1), 1)
+    return prompt[-keep:] if body.truncation_side == "left" else prompt[:keep]
 
 
 def to_request_kwargs(
@@ -106,16 +129,17 @@ def to_request_kwargs(
         "stop_token_ids": body.stop_token_ids or None,
         "min_new_tokens": body.min_tokens or None,
         "ignore_eos": body.ignore_eos or None,
-        "top_logprobs": _asked_logprobs(body)[1],
+        "top_logprobs": _reported_logprobs(body),
+        "prompt_logprobs": asked_prompt_logprobs(body),
     }
     arguments = {name: value for name, value in asked.items() if value is not None}
     return {**limits.sampling_defaults, **arguments}
 
 
-def to_text_options(body: SamplingFields) -> TextOptions:
+def to_text_options(body: SamplingFields, limits: RequestLimits) -> TextOptions:
     """Return how the answer's text is made."""
     return TextOptions(
-        stops=tuple(body.stop),
+        stops=(*body.stop, *limits.default_stops),
         include_stop=body.include_stop_str_in_output,
         skip_special_tokens=body.skip_special_tokens,
         min_tokens=body.min_tokens,
@@ -125,6 +149,20 @@ def to_text_options(body: SamplingFields) -> TextOptions:
 def wants_logprobs(body: SamplingFields) -> bool:
     """Return whether the answer carries log-probabilities."""
     return _asked_logprobs(body)[1] is not None
+
+
+def asked_prompt_logprobs(body: SamplingFields) -> int | None:
+    """Return how many alternatives are wanted for each token of the prompt; None for no report."""
+    asked = [body.prompt_logprobs]
+    if isinstance(body, CompletionRequest) and body.echo:
+        asked.append(body.logprobs)
+    return max((count for count in asked if count is not None), default=None)
+
+
+def _reported_logprobs(body: SamplingFields) -> int | None:
+    """Return how many alternatives the engine reports; the best answers are told by their own."""
+    asked = _asked_logprobs(body)[1]
+    return 0 if asked is None and body.num_answers > body.n else asked
 
 
 def _sampling_arguments(body: SamplingFields) -> dict[str, Any]:

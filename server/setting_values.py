@@ -18,6 +18,7 @@ TOOL_PARSERS = (
     "granite",
     "phi",
     "qwen_coder",
+    "harmony",
     "json",
 )
 REASONING_PARSERS = ("auto", "none", "think", "mistral", "cohere", "seed", "thought")

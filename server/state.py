@@ -18,13 +18,13 @@ from server.answer_plan import ModelFormats
 from server.engine_client import EngineClient, Manager
 from server.generation import GenerationSetting
 from server.grammars.compiler import GrammarCompiler
-from server.parameters import RequestLimits, sampling_defaults
+from server.parameters import RequestLimits, default_stops, sampling_defaults
 from server.prompt_encoding import PromptEncoder
 from server.reasoning.markers import find_markers
 from server.request_errors import ModelNotFoundError
 from server.running_requests import RunningRequests
 from server.settings import ModelSettings, ServerSettings, Settings
-from server.tools.registry import find_format
+from server.tools.registry import find_format, is_harmony
 from server.version import VERSION
 from server.vocabulary import Vocabulary
 
@@ -115,6 +115,7 @@ def build_state(settings: Settings, model: Any, manager: Manager, tokenizer: Any
     client = EngineClient(manager)
     vocabulary = Vocabulary(tokenizer)
     policy = settings.model.sampling_defaults
+    generation_config = getattr(model, "generation_config", None)
     limits = RequestLimits(
         max_model_tokens=manager.resolved_config.max_model_tokens,
         max_choices=server.max_choices,
@@ -122,7 +123,8 @@ def build_state(settings: Settings, model: Any, manager: Manager, tokenizer: Any
         max_top_logprobs=server.max_top_logprobs,
         max_stop_strings=server.max_stop_strings,
         max_messages=server.max_messages,
-        sampling_defaults=sampling_defaults(policy, getattr(model, "generation_config", None)),
+        default_stops=default_stops(generation_config),
+        sampling_defaults=sampling_defaults(policy, generation_config),
     )
     names = served_names(settings.model)
     encoder = PromptEncoder(tokenizer)
@@ -149,6 +151,7 @@ def _model_formats(
         reasoning=find_markers(server.reasoning_parser, template),
         special_ids={vocabulary.token_text(one): one for one in vocabulary.special_ids},
         short_call_ids=encoder.tools.short_ids,
+        is_harmony=is_harmony(server.tool_parser, template),
     )
 
 

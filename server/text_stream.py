@@ -45,6 +45,7 @@ class TextDelta:
         finish_reason: Why the answer ended; in the last piece only.
         stop_reason: The stop string or stop token id that ended it.
         num_cached_tokens: Prompt tokens found in the cache.
+        prompt_logprobs: What the model says of the prompt, if asked for; in the first piece only.
         hidden: Special tokens that the text does not show: where in it they stood, and their texts.
         token_ends: For each token, how many characters of the whole answer there were after it;
             stop strings and what is held because of them are counted.
@@ -56,6 +57,7 @@ class TextDelta:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     num_cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
     hidden: list[tuple[int, str]] = field(default_factory=list)
     token_ends: list[int] = field(default_factory=list)
 
@@ -86,6 +88,7 @@ class TextAssembler:
         """Take tokens; return a piece when there is text to show or the answer has ended."""
         pending = self._pending
         pending.num_cached_tokens = delta.num_cached_tokens
+        pending.prompt_logprobs = pending.prompt_logprobs or delta.prompt_logprobs
         stopped = delta.finish_reason is EngineFinishReason.STOP
         last = len(delta.token_ids) - 1
         for position, token_id in enumerate(delta.token_ids):
@@ -114,7 +117,7 @@ class TextAssembler:
         self._hidden = self._hidden[len(inside) :]
         piece.hidden = [(place - start, text) for place, text in inside]
 
-    def _token_text(self, token_id: int, closes: bool, stop_reason: int | None) -> str:
+    def _token_text(self, token_id: int, closes: bool, stop_reason: int | str | None) -> str:
         """Return the text that one more token releases."""
         if closes and not self._shows_closing_token(stop_reason):
             return self._hidden_text(token_id)
@@ -135,8 +138,10 @@ class TextAssembler:
             return ""
         return self._stops.push(self._vocabulary.token_text(token_id), hidden=True)
 
-    def _shows_closing_token(self, stop_reason: int | None) -> bool:
+    def _shows_closing_token(self, stop_reason: int | str | None) -> bool:
         """Return whether the token that ended the answer is part of its text."""
+        if isinstance(stop_reason, str):
+            return True  # the match is cut off with the other stop strings
         if stop_reason is not None:
             return self._options.include_stop
         return not self._options.skip_special_tokens

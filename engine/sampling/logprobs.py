@@ -77,7 +77,8 @@ def _describe_on_host(raw: torch.Tensor, token: int, count: int) -> TokenLogprob
         values = logprobs[places]
         order = np.argsort(-values, kind="stable")[:count]  # the lower id first among equals
         top = tuple(zip(places[order].tolist(), values[order].tolist(), strict=True))
-    return TokenLogprobs(token, float(logprobs[token]), top)
+    rank = 1 + int(np.count_nonzero(logprobs > logprobs[token]))
+    return TokenLogprobs(token, float(logprobs[token]), top, rank)
 
 
 def _describe_together(
@@ -86,11 +87,12 @@ def _describe_together(
     """Do `describe_tokens` for [m, V] rows that share their kernels."""
     logprobs = raw.log_softmax(dim=-1)
     chosen = logprobs.gather(1, torch.tensor(token_ids, device=raw.device)[:, None])[:, 0]
+    ranks = 1 + (logprobs > chosen[:, None]).sum(dim=-1)  # [m]
     top = logprobs.topk(min(max(num_tops), raw.shape[-1]), dim=-1)
     tops = zip(top.indices.tolist(), top.values.tolist(), num_tops, strict=True)
     return [
-        TokenLogprobs(token, logprob, tuple(zip(ids[:count], values[:count], strict=True)))
-        for token, logprob, (ids, values, count) in zip(
-            token_ids, chosen.tolist(), tops, strict=True
+        TokenLogprobs(token, logprob, tuple(zip(ids[:count], values[:count], strict=True)), rank)
+        for token, logprob, rank, (ids, values, count) in zip(
+            token_ids, chosen.tolist(), ranks.tolist(), tops, strict=True
         )
     ]

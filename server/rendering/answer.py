@@ -56,12 +56,16 @@ class AnswerOptions:
     Attributes:
         logprobs: Log-probabilities.
         token_ids: Token ids beside the text.
+        tokens_as_ids: Log-probabilities name tokens by their ids.
+        prompt_logprobs: What the model says of the prompt.
         include_usage: Streams only: a last chunk with the usage.
         continuous_usage: Streams only: running counts with every chunk.
     """
 
     logprobs: bool
     token_ids: bool
+    tokens_as_ids: bool
+    prompt_logprobs: bool
     include_usage: bool
     continuous_usage: bool
 
@@ -72,6 +76,8 @@ def to_answer_options(body: SamplingFields, *, logprobs: bool) -> AnswerOptions:
     return AnswerOptions(
         logprobs=logprobs,
         token_ids=body.return_token_ids,
+        tokens_as_ids=body.return_tokens_as_token_ids,
+        prompt_logprobs=body.prompt_logprobs is not None,
         include_usage=stream is not None and stream.include_usage,
         continuous_usage=stream is not None and stream.continuous_usage_stats,
     )
@@ -148,9 +154,16 @@ class CollectedChoice:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
     last: TextDelta | None = None
+    sum_logprobs: float = 0.0
+
+    @property
+    def mean_logprob(self) -> float:
+        """The mean over the choice's tokens, where they have log-probabilities."""
+        return self.sum_logprobs / max(len(self.token_ids), 1)
 
     def add(self, delta: TextDelta) -> None:
         """Append a piece."""
+        self.sum_logprobs += sum(entry.logprob for entry in delta.logprobs)
         self.texts.append(delta.text)
         self.token_ids.extend(delta.token_ids)
         if delta.finish_reason is not None:

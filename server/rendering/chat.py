@@ -19,7 +19,11 @@ from api_schemas import (
 from server.answer_plan import AnswerPlan
 from server.message_reader import MessageDelta, MessageReader
 from server.rendering.answer import AnswerHead, AnswerOptions, UsageCounter
-from server.rendering.logprobs import render_chat_logprobs
+from server.rendering.logprobs import (
+    TokenNames,
+    render_chat_logprobs,
+    render_prompt_logprobs,
+)
 from server.rendering.message import MessageRenderer
 from server.text_stream import TextDelta
 from server.vocabulary import Vocabulary
@@ -59,6 +63,8 @@ class ChatRenderer:
         self._head = head.fields()
         self._options = options
         self._vocabulary = vocabulary
+        self._names = TokenNames(vocabulary, as_ids=options.tokens_as_ids)
+        self._about_prompt: dict[str, Any] = {}
         self._plan = plan
         self._prompt = list(plan.prompt.token_ids)
         self._usage = UsageCounter(len(self._prompt), plan.num_choices)
@@ -79,7 +85,7 @@ class ChatRenderer:
         if message is None:
             return
         if not choice.has_begun:
-            yield self._role_chunk(index)
+            yield self._role_chunk(index, message)
             choice.has_begun = True
         self._usage.count(index, message)
         details = self._details(message)
@@ -101,18 +107,16 @@ class ChatRenderer:
         if message is None:
             return
         self._usage.count(index, message)
+        self._note_prompt(message)
         for part in message.parts:
             choice.message.collect(part)
         choice.token_ids += message.token_ids
-        choice.logprobs += render_chat_logprobs(self._vocabulary, message.logprobs)
+        choice.logprobs += render_chat_logprobs(self._names, message.logprobs)
         if message.finish_reason is not None:
             choice.ending = self._ending(message)
 
     def whole(self) -> ChatCompletion:
         """Return the whole answer."""
-        extras: dict[str, Any] = {}
-        if self._options.token_ids:
-            extras["prompt_token_ids"] = self._prompt
         return ChatCompletion(
             object="chat.completion",
             **self._head,
@@ -120,7 +124,7 @@ class ChatRenderer:
                 self._whole_choice(index, choice) for index, choice in sorted(self._choices.items())
             ],
             usage=self._usage.usage(),
-            **extras,
+            **self._about_prompt,
         )
 
     def _choice(self, index: int) -> _Choice:
@@ -159,7 +163,7 @@ class ChatRenderer:
         """Return what stands beside the text of a chunk."""
         if not (delta.logprobs or self._options.token_ids):
             return self._no_details
-        entries = render_chat_logprobs(self._vocabulary, delta.logprobs)
+        entries = render_chat_logprobs(self._names, delta.logprobs)
         details: dict[str, Any] = {"logprobs": self._logprobs(entries) if entries else None}
         if self._options.token_ids:
             details["token_ids"] = delta.token_ids
@@ -170,10 +174,20 @@ class ChatRenderer:
             return None
         return ChatLogprobs(content=entries, refusal=None)
 
-    def _role_chunk(self, index: int) -> ChatCompletionChunk:
-        extras: dict[str, Any] = {}
-        if self._options.token_ids and not any(one.has_begun for one in self._choices.values()):
-            extras["prompt_token_ids"] = self._prompt
+    def _note_prompt(self, message: MessageDelta) -> dict[str, Any]:
+        """Return what is said of the prompt, the first time that there is something to say."""
+        if self._about_prompt:
+            return {}
+        if self._options.token_ids:
+            self._about_prompt["prompt_token_ids"] = self._prompt
+        if self._options.prompt_logprobs and message.prompt_logprobs is not None:
+            self._about_prompt["prompt_logprobs"] = render_prompt_logprobs(
+                self._vocabulary, message.prompt_logprobs
+            )
+        return self._about_prompt
+
+    def _role_chunk(self, index: int, message: MessageDelta) -> ChatCompletionChunk:
+        extras = self._note_prompt(message)
         delta = ChatDelta(role="assistant", content="")
         return self._chunk(index, delta, extras, logprobs=None, finish_reason=None)
 

@@ -5,6 +5,7 @@ With echo, the first chunk of a choice holds the prompt's text. Event loop only.
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from api_schemas import Completion, CompletionChoice, CompletionLogprobs
@@ -15,9 +16,45 @@ from server.rendering.answer import (
     UsageCounter,
     ending_fields,
 )
-from server.rendering.logprobs import CompletionLogprobsRenderer
+from server.rendering.logprobs import (
+    CompletionLogprobsRenderer,
+    TokenNames,
+    render_prompt_logprobs,
+)
 from server.text_stream import TextDelta
 from server.vocabulary import Vocabulary
+
+
+@dataclass(slots=True)
+class _Opening:
+    """What is said of a choice before its first piece.
+
+    Attributes:
+        text: The echoed prompt.
+        logprobs: Of the prompt's tokens, with echo.
+        fields: Further keys of the choice.
+    """
+
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionPrompts:
+    """The prompts of a request and how many answers each has.
+
+    Attributes:
+        token_ids: Of each prompt.
+        num_choices: Answers that are computed for each.
+        num_shown: Answers that are given for each, the most likely ones.
+        echoes: Text of each prompt when it is to be repeated.
+    """
+
+    token_ids: Sequence[list[int]]
+    num_choices: int
+    num_shown: int
+    echoes: Sequence[str] | None = None
 
 
 class CompletionRenderer:
@@ -28,10 +65,7 @@ class CompletionRenderer:
         head: AnswerHead,
         options: AnswerOptions,
         vocabulary: Vocabulary,
-        *,
-        prompts: Sequence[list[int]],
-        num_choices: int,
-        echoes: Sequence[str] | None,
+        prompts: CompletionPrompts,
     ) -> None:
         """Start with nothing rendered.
 
@@ -39,20 +73,21 @@ class CompletionRenderer:
             head: Keys that all objects repeat.
             options: What the client wants to see.
             vocabulary: Names tokens in log-probabilities.
-            prompts: Token ids of each prompt.
-            num_choices: Choices per prompt.
-            echoes: Text of each prompt when it is to be repeated.
+            prompts: What is answered.
         """
         self._head = head.fields()
         self._options = options
-        self._prompts = prompts
-        self._num_choices = num_choices
-        self._echoes = echoes
-        self._usage = UsageCounter(sum(map(len, prompts)), num_choices)
+        self._prompts = prompts.token_ids
+        self._num_choices = prompts.num_choices
+        self._num_shown = prompts.num_shown
+        self._echoes = prompts.echoes
+        self._names = TokenNames(vocabulary, as_ids=options.tokens_as_ids)
+        self._usage = UsageCounter(sum(map(len, prompts.token_ids)), prompts.num_choices)
         self._begun: set[int] = set()
+        self._openings: dict[int, _Opening] = {}
         self._collected: defaultdict[int, CollectedChoice] = defaultdict(CollectedChoice)
         self._logprobs: defaultdict[int, CompletionLogprobsRenderer] = defaultdict(
-            lambda: CompletionLogprobsRenderer(vocabulary)
+            lambda: CompletionLogprobsRenderer(self._names)
         )
 
     @property
@@ -61,12 +96,12 @@ class CompletionRenderer:
         return self._options.include_usage
 
     def chunks(self, index: int, delta: TextDelta) -> Iterator[Completion]:
-        """Yield the echo if it is the first piece, then the piece, with its ending if it has one.
+        """Yield the opening if it is the first piece, then the piece, with its ending if it has it.
 
         Unlike in chats, the last text and the ending share a chunk, as they do at OpenAI.
         """
         if index not in self._begun:
-            yield from self._echo_chunk(index)
+            yield from self._opening_chunk(index, delta)
             self._begun.add(index)
         self._usage.count(index, delta)
         extras: dict[str, Any] = {"logprobs": self._delta_logprobs(index, delta)}
@@ -82,44 +117,73 @@ class CompletionRenderer:
     def collect(self, index: int, delta: TextDelta) -> None:
         """Keep a piece for the whole answer."""
         self._usage.count(index, delta)
+        if index not in self._collected:
+            self._openings[index] = self._opening(index, delta)
         choice = self._collected[index]
         choice.add(delta)
         if (entries := self._delta_logprobs(index, delta)) is not None:
             choice.logprobs.append(entries)
 
     def whole(self) -> Completion:
-        """Return the whole answer."""
-        choices = [
-            self._whole_choice(index, choice) for index, choice in sorted(self._collected.items())
-        ]
+        """Return the whole answer, of each prompt's answers the most likely ones."""
+        choices: list[CompletionChoice] = []
+        for prompt in range(len(self._prompts)):
+            for index in self._likely(prompt):
+                choices.append(self._whole_choice(index, len(choices)))
         return self._object(choices=choices, usage=self._usage.usage())
 
-    def _whole_choice(self, index: int, choice: CollectedChoice) -> CompletionChoice:
-        extras: dict[str, Any] = {"logprobs": None}
-        if self._options.logprobs:
-            extras["logprobs"] = _join_logprobs(choice.logprobs)
-        if self._options.token_ids:
-            extras.update(token_ids=choice.token_ids, prompt_token_ids=self._prompt_of(index))
-        text = self._echo_of(index) + "".join(choice.texts)
-        return CompletionChoice(index=index, text=text, **extras, **choice.ending())
+    def _likely(self, prompt: int) -> list[int]:
+        """Return which answers to a prompt are given, in their order."""
+        first = prompt * self._num_choices
+        indices = list(range(first, first + self._num_choices))
+        if self._num_choices == self._num_shown:
+            return indices
+        indices.sort(key=lambda index: -self._collected[index].mean_logprob)
+        return indices[: self._num_shown]
 
-    def _echo_chunk(self, index: int) -> Iterator[Completion]:
-        """Yield the chunk that opens a choice, if there is anything to say in it."""
-        text = self._echo_of(index)
-        if not (text or self._options.token_ids):
-            return
-        extras: dict[str, Any] = {}
+    def _whole_choice(self, index: int, shown_index: int) -> CompletionChoice:
+        choice, opening = self._collected[index], self._openings[index]
+        fields: dict[str, Any] = {"logprobs": None, **opening.fields}
+        if self._options.logprobs:
+            pieces = [] if opening.logprobs is None else [opening.logprobs]
+            fields["logprobs"] = _join_logprobs([*pieces, *choice.logprobs])
         if self._options.token_ids:
-            extras.update(token_ids=[], prompt_token_ids=self._prompt_of(index))
+            fields["token_ids"] = choice.token_ids
+        text = opening.text + "".join(choice.texts)
+        return CompletionChoice(index=shown_index, text=text, **fields, **choice.ending())
+
+    def _opening_chunk(self, index: int, delta: TextDelta) -> Iterator[Completion]:
+        """Yield the chunk that opens a choice, if there is anything to say in it."""
+        opening = self._opening(index, delta)
+        if not (opening.text or opening.fields or opening.logprobs):
+            return
+        fields = opening.fields
+        if self._options.token_ids:
+            fields = {**fields, "token_ids": []}
         yield self._chunk(
-            CompletionChoice(index=index, text=text, logprobs=None, finish_reason=None, **extras)
+            CompletionChoice(
+                index=index,
+                text=opening.text,
+                logprobs=opening.logprobs,
+                finish_reason=None,
+                **fields,
+            )
         )
 
-    def _echo_of(self, index: int) -> str:
-        return "" if self._echoes is None else self._echoes[index // self._num_choices]
-
-    def _prompt_of(self, index: int) -> list[int]:
-        return self._prompts[index // self._num_choices]
+    def _opening(self, index: int, delta: TextDelta) -> _Opening:
+        """Return what is said of a choice's prompt; the first piece knows its log-probabilities."""
+        number = index // self._num_choices
+        opening = _Opening("" if self._echoes is None else self._echoes[number])
+        if self._options.token_ids:
+            opening.fields["prompt_token_ids"] = self._prompts[number]
+        known = delta.prompt_logprobs
+        if known is not None and self._options.prompt_logprobs:
+            rendered = render_prompt_logprobs(self._names.vocabulary, known)
+            opening.fields["prompt_logprobs"] = rendered
+        if known is not None and self._options.logprobs and self._echoes is not None:
+            renderer = self._logprobs[index]
+            opening.logprobs = renderer.render_prompt(opening.text, self._prompts[number], known)
+        return opening
 
     def _delta_logprobs(self, index: int, delta: TextDelta) -> CompletionLogprobs | None:
         if not (self._options.logprobs and delta.logprobs):

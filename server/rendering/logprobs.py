@@ -8,7 +8,13 @@ import codecs
 import math
 from collections.abc import Sequence
 
-from api_schemas import CompletionLogprobs, TokenLogprob, TopLogprob
+from api_schemas import (
+    CompletionLogprobs,
+    PromptLogprob,
+    PromptLogprobs,
+    TokenLogprob,
+    TopLogprob,
+)
 from engine import TokenLogprobs
 from server.text_stream import TextDelta
 from server.vocabulary import Vocabulary
@@ -21,20 +27,66 @@ def clamp_logprob(value: float) -> float:
     return value if math.isfinite(value) and value > SMALLEST_LOGPROB else SMALLEST_LOGPROB
 
 
-def render_chat_logprobs(
-    vocabulary: Vocabulary, entries: Sequence[TokenLogprobs]
-) -> list[TokenLogprob]:
+class TokenNames:
+    """What log-probabilities call a token."""
+
+    def __init__(self, vocabulary: Vocabulary, *, as_ids: bool) -> None:
+        """Choose between texts and numbers.
+
+        Args:
+            vocabulary: The tokens.
+            as_ids: Write token_id:N, which tells every token from every other.
+        """
+        self.vocabulary = vocabulary
+        self._as_ids = as_ids
+
+    def __call__(self, token_id: int) -> str:
+        """Return a token's name."""
+        return id_name(token_id) if self._as_ids else self.vocabulary.token_text(token_id)
+
+
+def id_name(token_id: int) -> str:
+    """Return the name of a token that is told by its number."""
+    return f"token_id:{token_id}"
+
+
+def render_prompt_logprobs(
+    vocabulary: Vocabulary, entries: Sequence[TokenLogprobs | None]
+) -> PromptLogprobs:
+    """Return what is said of each token of a prompt: the token itself and the most likely ones."""
+    rendered: PromptLogprobs = []
+    for entry in entries:
+        if entry is None:
+            rendered.append(None)
+            continue
+        ranked = [(token, logprob, rank) for rank, (token, logprob) in enumerate(entry.top, 1)]
+        own = (entry.token_id, entry.logprob, entry.rank or len(ranked) + 1)
+        rendered.append(
+            {
+                str(token): PromptLogprob(
+                    logprob=clamp_logprob(logprob),
+                    rank=rank,
+                    decoded_token=vocabulary.token_text(token),
+                )
+                for token, logprob, rank in (*ranked, own)
+            }
+        )
+    return rendered
+
+
+def render_chat_logprobs(names: TokenNames, entries: Sequence[TokenLogprobs]) -> list[TokenLogprob]:
     """Return the chat form, one entry per token."""
+    token_bytes = names.vocabulary.token_bytes
     return [
         TokenLogprob(
-            token=vocabulary.token_text(entry.token_id),
+            token=names(entry.token_id),
             logprob=clamp_logprob(entry.logprob),
-            bytes=list(vocabulary.token_bytes(entry.token_id)),
+            bytes=list(token_bytes(entry.token_id)),
             top_logprobs=[
                 TopLogprob(
-                    token=vocabulary.token_text(token_id),
+                    token=names(token_id),
                     logprob=clamp_logprob(logprob),
-                    bytes=list(vocabulary.token_bytes(token_id)),
+                    bytes=list(token_bytes(token_id)),
                 )
                 for token_id, logprob in entry.top
             ],
@@ -46,38 +98,74 @@ def render_chat_logprobs(
 class CompletionLogprobsRenderer:
     """Makes the older form for the pieces of one choice; keeps where in the text it stands."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, names: TokenNames) -> None:
         """Start at the beginning of the text.
 
         Args:
-            vocabulary: Names the tokens.
+            names: Names the tokens.
         """
-        self._vocabulary = vocabulary
+        self._names = names
+        self._vocabulary = names.vocabulary
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._offset = 0
         self._end = 0
         self._at_start = True
 
+    def render_prompt(
+        self, text: str, prompt: Sequence[int], entries: Sequence[TokenLogprobs | None]
+    ) -> CompletionLogprobs:
+        """Return the entries of an echoed prompt, which begins the choice's text.
+
+        Args:
+            text: The prompt as it is echoed.
+            prompt: Its tokens.
+            entries: What the model says of each of them; None for the first.
+        """
+        self._begin(text, prompt[0])
+        return CompletionLogprobs(
+            tokens=[self._names(token) for token in prompt],
+            token_logprobs=[
+                None if entry is None else clamp_logprob(entry.logprob) for entry in entries
+            ],
+            top_logprobs=[
+                None if entry is None else self._alternatives(entry) for entry in entries
+            ],
+            text_offset=[self._advance(token, text) for token in prompt],
+        )
+
     def render(self, delta: TextDelta) -> CompletionLogprobs:
         """Return the entries of a piece; each offset lies inside the text sent so far."""
-        self._end += len(delta.text)
-        if self._at_start and delta.text:
-            self._at_start = False
-            first = self._vocabulary.token_text(delta.token_ids[0])
-            if first.startswith(" ") and not delta.text.startswith(" "):
-                # Such tokenizers drop the blank before the first word.
-                self._offset -= 1
+        if delta.text:
+            self._begin(delta.text, delta.token_ids[0])
         offsets = [self._advance(entry.token_id) for entry in delta.logprobs]
         return CompletionLogprobs(
-            tokens=[self._vocabulary.token_text(entry.token_id) for entry in delta.logprobs],
+            tokens=[self._names(entry.token_id) for entry in delta.logprobs],
             token_logprobs=[clamp_logprob(entry.logprob) for entry in delta.logprobs],
             top_logprobs=[self._alternatives(entry) for entry in delta.logprobs],
             text_offset=offsets,
         )
 
-    def _advance(self, token_id: int) -> int:
-        """Return where a token begins and move behind it."""
+    def _begin(self, text: str, first_token: int) -> None:
+        """Count a piece of text; the first one may lack the blank of its token."""
+        self._end += len(text)
+        if self._at_start and text:
+            self._at_start = False
+            first = self._vocabulary.token_text(first_token)
+            if first.startswith(" ") and not text.startswith(" "):
+                # Such tokenizers drop the blank before the first word.
+                self._offset -= 1
+
+    def _advance(self, token_id: int, text: str | None = None) -> int:
+        """Return where a token begins and move behind it.
+
+        Args:
+            token_id: The token.
+            text: An echoed prompt, which may lack the special tokens that were added to it.
+        """
         begin = max(min(self._offset, self._end), 0)
+        is_special = text is not None and self._vocabulary.is_special(token_id)
+        if is_special and not (text or "").startswith(self._vocabulary.token_text(token_id), begin):
+            return begin
         self._offset += len(self._utf8.decode(self._vocabulary.token_bytes(token_id)))
         self._offset = min(self._offset, self._end)
         return begin
@@ -89,7 +177,7 @@ class CompletionLogprobsRenderer:
             pairs.append((entry.token_id, entry.logprob))
         alternatives: dict[str, float] = {}
         for token_id, logprob in pairs:
-            text = self._vocabulary.token_text(token_id)
-            name = text if text not in alternatives else f"token_id:{token_id}"
+            text = self._names(token_id)
+            name = text if text not in alternatives else id_name(token_id)
             alternatives[name] = clamp_logprob(logprob)
         return alternatives

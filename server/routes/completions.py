@@ -1,5 +1,7 @@
 """POST /v1/completions."""
 
+from collections.abc import Sequence
+
 from fastapi import APIRouter, Request, Response
 
 from api_schemas import CompletionRequest
@@ -7,10 +9,10 @@ from server.answering import answer, make_head
 from server.generation import start_generation
 from server.grammars.sources import constraint_recipe
 from server.openapi import describe_body
-from server.parameters import check_limits, wants_logprobs
+from server.parameters import check_limits, truncate_prompt, wants_logprobs
 from server.prompt_encoding import PromptEncoder
 from server.rendering.answer import to_answer_options
-from server.rendering.completion import CompletionRenderer
+from server.rendering.completion import CompletionPrompts, CompletionRenderer
 from server.request_body import read_body
 from server.state import state_of
 
@@ -25,23 +27,26 @@ async def create_completion(request: Request) -> Response:
     body = await read_body(request, CompletionRequest, max_bytes=max_bytes)
     head = make_head(state, body, prefix="cmpl")
     check_limits(body, state.limits)
-    prompts = await state.encoder.encode_prompts(body)
+    encoded = await state.encoder.encode_prompts(body)
+    prompts = [truncate_prompt(prompt, body, state.limits) for prompt in encoded]
     recipe = constraint_recipe(body.constraint())
     generation = await start_generation(state.setting, body, head.id, prompts, recipe)
+    echoes = _echoes(state.encoder, body, prompts) if body.echo else None
     renderer = CompletionRenderer(
         head,
         to_answer_options(body, logprobs=wants_logprobs(body)),
         state.setting.vocabulary,
-        prompts=prompts,
-        num_choices=body.n,
-        echoes=_echoes(state.encoder, body) if body.echo else None,
+        CompletionPrompts(prompts, body.num_answers, body.n, echoes),
     )
     return await answer(request, body, generation, renderer)
 
 
-def _echoes(encoder: PromptEncoder, body: CompletionRequest) -> list[str]:
-    """Return the prompts' texts; token lists are decoded, special tokens included."""
+def _echoes(
+    encoder: PromptEncoder, body: CompletionRequest, prompts: Sequence[list[int]]
+) -> list[str]:
+    """Return the prompts' texts; what is no whole text is decoded, special tokens included."""
+    is_whole = body.truncate_prompt_tokens is None
     return [
-        prompt if isinstance(prompt, str) else encoder.decode_prompt(prompt)
-        for prompt in body.prompt
+        prompt if is_whole and isinstance(prompt, str) else encoder.decode_prompt(token_ids)
+        for prompt, token_ids in zip(body.prompt, prompts, strict=True)
     ]

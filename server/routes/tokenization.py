@@ -16,7 +16,7 @@ from api_schemas import (
     parse_tokenize_request,
 )
 from server.openapi import describe_body
-from server.parameters import check_limits, to_request_kwargs
+from server.parameters import check_limits, to_request_kwargs, truncate_prompt
 from server.request_body import read_body, read_parsed
 from server.state import state_of
 
@@ -68,13 +68,14 @@ async def render_chat(request: Request) -> RenderResponse:
     state.resolve_model(body.model)
     check_limits(body, state.limits)
     prompt = await state.encoder.render_chat(body)
-    num_tokens = len(prompt.token_ids)
+    token_ids = truncate_prompt(prompt.token_ids, body, state.limits)
+    num_tokens = len(token_ids)
     arguments: dict[str, Any] = to_request_kwargs(
         body, num_prompt_tokens=num_tokens, limits=state.limits
     )
     return RenderResponse(
         prompt=prompt.text,
-        prompt_token_ids=prompt.token_ids,
+        prompt_token_ids=token_ids,
         count=num_tokens,
         max_model_len=state.limits.max_model_tokens,
         sampling=arguments,

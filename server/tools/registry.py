@@ -4,6 +4,8 @@ from server.tools.call_format import CallFormat, JsonCallFormat
 from server.tools.deepseek import BEGIN, DEEPSEEK
 from server.tools.generic_json import GENERIC_JSON
 from server.tools.granite import GRANITE
+from server.tools.harmony import NAME as HARMONY
+from server.tools.harmony import SIGN as HARMONY_SIGN
 from server.tools.hermes import HERMES
 from server.tools.llama_json import LLAMA_JSON
 from server.tools.mistral import MISTRAL, MistralFormat
@@ -42,6 +44,11 @@ _SIGNS: tuple[tuple[tuple[str, ...], CallFormat], ...] = (
 )
 
 
+def is_harmony(name: str, template: str) -> bool:
+    """Return whether a model's answers are messages with channels; see `find_format`."""
+    return name == HARMONY or (name == "auto" and HARMONY_SIGN in template)
+
+
 def find_format(name: str, template: str, *, renders_tools: bool) -> CallFormat:
     """Return the format of a model's calls.
 
@@ -51,6 +58,8 @@ def find_format(name: str, template: str, *, renders_tools: bool) -> CallFormat:
         renders_tools: Whether the template tells the model of tools; where it doesn't, our own
             prompt does, and asks for the first format.
     """
+    if is_harmony(name, template):
+        return GENERIC_JSON
     if name != "auto":
         return FORMATS[name]
     if not renders_tools:

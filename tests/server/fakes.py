@@ -158,6 +158,7 @@ class FakeOutput:
     stop_reason: int | None = None
     exception: BaseException | None = None
     num_cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
     def is_finished(self) -> bool:
         return self.status >= RequestStatus.FINISHED
@@ -303,6 +304,7 @@ class FakeManager:
         self.step_seconds = 0.0
         self.tokens_per_output = 1
         self.queue_full_after: int | None = None
+        self.logprob_of: Callable[[int], float] = lambda _token: -0.5
         self.num_cached_tokens = 0
 
     @property
@@ -372,7 +374,15 @@ class FakeManager:
         top = request.arguments.get("top_logprobs")
         if top is not None:
             likely = tuple((token + n, -0.5 - n) for n in range(top))
-            output.new_logprobs.append(TokenLogprobs(token, -0.5, likely))
+            output.new_logprobs.append(TokenLogprobs(token, self.logprob_of(token), likely))
+        if (count := request.arguments.get("prompt_logprobs")) is not None:
+            output.prompt_logprobs = [
+                None,
+                *(
+                    TokenLogprobs(one, -1.5, tuple((one + n, -1.5 - n) for n in range(count)), 1)
+                    for one in request.input_ids[1:]
+                ),
+            ]
         limit = request.arguments["max_new_tokens"]
         if token in (request.arguments.get("stop_token_ids") or ()):
             output.status, output.finish_reason = RequestStatus.FINISHED, FinishReason.STOP

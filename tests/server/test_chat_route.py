@@ -343,3 +343,25 @@ def test_bad_json_is_a_400_and_the_server_lives_on(live, bad):
 def test_the_content_type_does_not_matter(live):
     body = b'{"messages": [{"role": "user", "content": "hi"}]}'
     assert live.http.post("/v1/chat/completions", content=body).status_code == 200
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_prompt_logprobs_stand_beside_the_choices(live, streamed):
+    fields = {"prompt_logprobs": 1, "max_tokens": 2, "n": 2}
+    objects = stream(live, **fields) if streamed else [live.chat(**fields).json()]
+    reported = objects[0]["prompt_logprobs"]
+    assert len(reported) == len(live.manager.added[0].input_ids)
+    assert reported[0] is None
+    assert all(entry for entry in reported[1:])
+    assert all("prompt_logprobs" not in one for one in objects[1:])
+
+
+def test_a_truncated_chat_keeps_its_end(live):
+    body = live.chat(truncate_prompt_tokens=3, max_tokens=1).json()
+    assert body["usage"]["prompt_tokens"] == len(live.manager.added[0].input_ids) == 3
+
+
+def test_tokens_are_named_by_ids_if_asked(live):
+    body = live.chat(logprobs=True, return_tokens_as_token_ids=True, max_tokens=1).json()
+    (entry,) = body["choices"][0]["logprobs"]["content"]
+    assert entry["token"].startswith("token_id:")

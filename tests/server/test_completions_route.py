@@ -179,9 +179,13 @@ def test_no_alternatives_reports_the_chosen_token(live):
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"logprobs": 21}, "logprobs"),
-        ({"echo": True, "logprobs": 1}, "logprobs"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"truncation_side": "middle"}, "truncation_side"),
         ({"suffix": "x"}, "suffix"),
-        ({"best_of": 2}, "best_of"),
+        ({"n": 3, "best_of": 2}, "best_of"),
+        ({"best_of": 17}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
         ({"prompt": ["a"] * 129}, "prompt"),
     ],
 )
@@ -216,3 +220,70 @@ def test_a_sentencepiece_vocabulary_keeps_its_blanks_in_a_stream():
 
 def _on_free_port(settings: Settings) -> Settings:
     return replace(settings, server=replace(settings.server, port=0))
+
+
+def joined(chunks: list[dict], index: int) -> dict:
+    """The logprobs of a streamed choice, joined."""
+    pieces = [c["logprobs"] for chunk in chunks for c in chunk["choices"] if c["index"] == index]
+    return {
+        key: [item for piece in pieces if piece for item in piece[key]]
+        for key in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+    }
+
+
+@pytest.mark.parametrize("prompt", ["one two", ["one two", "three"], [300, 301, 302]])
+@pytest.mark.parametrize("max_tokens", [0, 1, 3])
+@pytest.mark.parametrize("n", [1, 2])
+def test_echo_with_logprobs_reports_prompt_and_answer(live, prompt, max_tokens, n):
+    fields = {"prompt": prompt, "echo": True, "logprobs": 2, "max_tokens": max_tokens, "n": n}
+    body = live.complete(**fields).json()
+    chunks = stream(live, **fields)
+    assert body["usage"]["completion_tokens"] == max_tokens * len(body["choices"])
+    for choice in body["choices"]:
+        prompt_ids = live.manager.added[choice["index"]].input_ids
+        logprobs = choice["logprobs"]
+        assert len(logprobs["tokens"]) == len(prompt_ids) + max_tokens
+        assert {len(logprobs[key]) for key in logprobs} == {len(logprobs["tokens"])}
+        assert (logprobs["token_logprobs"][0], logprobs["top_logprobs"][0]) == (None, None)
+        assert None not in logprobs["token_logprobs"][1:]
+        for likely, chosen in zip(
+            logprobs["top_logprobs"][1:], logprobs["token_logprobs"][1:], strict=True
+        ):
+            assert max(likely.values()) == chosen, "the fake model is greedy"
+        for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
+            assert choice["text"][offset:].startswith(token)
+        assert joined(chunks, choice["index"]) == logprobs
+        assert text_of(chunks, choice["index"]) == choice["text"]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_prompt_logprobs_stand_where_a_choice_begins(live, streamed):
+    fields = {"prompt": [300, 301, 302], "prompt_logprobs": 1, "max_tokens": 2}
+    objects = stream(live, **fields) if streamed else [live.complete(**fields).json()]
+    first, second, third = objects[0]["choices"][0]["prompt_logprobs"]
+    assert first is None
+    assert list(second) == ["301"]
+    assert set(third["302"]) == {"logprob", "rank", "decoded_token"}
+    assert all("prompt_logprobs" not in one["choices"][0] for one in objects[1:])
+    assert objects[0]["choices"][0]["logprobs"] is None
+
+
+def test_the_best_of_several_answers_are_given(live):
+    answers = [[310], [311], [312], [313]]
+    live.manager.script = lambda _ids, arguments: answers[arguments["seed"] - 7]
+    live.manager.logprob_of = lambda token: {310: -3.0, 311: -1.0, 312: -2.0, 313: -4.0}[token]
+    body = live.complete(n=2, best_of=4, seed=7, max_tokens=1).json()
+    expected = [live.tokenizer.decode([token]) for token in (311, 312)]
+    assert [choice["text"] for choice in body["choices"]] == expected
+    assert [choice["index"] for choice in body["choices"]] == [0, 1]
+    assert all(choice["logprobs"] is None for choice in body["choices"])
+    assert body["usage"]["completion_tokens"] == 4
+
+
+@pytest.mark.parametrize(("side", "kept"), [("left", [301, 302]), ("right", [300, 301])])
+def test_a_truncated_prompt_is_what_is_computed_counted_and_echoed(live, side, kept):
+    fields = {"truncate_prompt_tokens": 2, "truncation_side": side, "echo": True}
+    body = live.complete(prompt=[300, 301, 302], max_tokens=1, **fields).json()
+    assert live.manager.added[0].input_ids == kept
+    assert body["usage"]["prompt_tokens"] == 2
+    assert body["choices"][0]["text"].startswith(live.tokenizer.decode(kept))

@@ -8,9 +8,11 @@ from server.parameters import (
     OPENAI_DEFAULTS,
     RequestLimits,
     check_limits,
+    default_stops,
     sampling_defaults,
     to_request_kwargs,
     to_text_options,
+    truncate_prompt,
 )
 from server.request_errors import ContextLengthError, RequestError
 
@@ -129,7 +131,47 @@ def test_limits_are_the_operators(body, param):
 
 def test_text_options_come_from_the_request():
     options = to_text_options(
-        chat(stop="a", include_stop_str_in_output=True, skip_special_tokens=False, min_tokens=3)
+        chat(stop="a", include_stop_str_in_output=True, skip_special_tokens=False, min_tokens=3),
+        LIMITS,
     )
     assert (options.stops, options.include_stop) == (("a",), True)
     assert (options.skip_special_tokens, options.min_tokens) == (False, 3)
+
+
+def test_the_models_own_stop_strings_end_every_answer():
+    config = GenerationConfig(stop_strings=["<end>", "x"])
+    limits = RequestLimits(100, default_stops=default_stops(config))
+    assert to_text_options(chat(stop="a"), limits).stops == ("a", "<end>", "x")
+    assert default_stops(GenerationConfig(stop_strings="one")) == ("one",)
+    assert default_stops(GenerationConfig()) == default_stops(None) == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "kept"),
+    [
+        ({}, [0, 1, 2, 3, 4]),
+        ({"truncate_prompt_tokens": 2}, [3, 4]),
+        ({"truncate_prompt_tokens": 9}, [0, 1, 2, 3, 4]),
+        ({"truncate_prompt_tokens": 2, "truncation_side": "right"}, [0, 1]),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 3}, [2, 3, 4]),
+    ],
+)
+def test_a_prompt_is_cut_as_asked(fields, kept):
+    limits = RequestLimits(6)
+    assert truncate_prompt([0, 1, 2, 3, 4], completion(**fields), limits) == kept
+
+
+@pytest.mark.parametrize(
+    ("body", "prompt", "answer"),
+    [
+        (completion(prompt_logprobs=2), 2, None),
+        (completion(echo=True, logprobs=1), 1, 1),
+        (completion(echo=True, logprobs=1, prompt_logprobs=3), 3, 1),
+        (completion(echo=True), None, None),
+        (completion(n=1, best_of=2), None, 0),
+        (chat(prompt_logprobs=0), 0, None),
+    ],
+)
+def test_reports_are_asked_for_by_prompt_and_answer(body, prompt, answer):
+    asked = arguments(body)
+    assert (asked.get("prompt_logprobs"), asked.get("top_logprobs")) == (prompt, answer)

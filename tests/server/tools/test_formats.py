@@ -255,4 +255,4 @@ def test_arguments_of_forced_calls_are_passed_on_before_they_end(name, recording
 
 
 def test_the_setting_knows_every_format():
-    assert set(TOOL_PARSERS) == {"auto", *FORMATS}
+    assert set(TOOL_PARSERS) == {"auto", "harmony", *FORMATS}

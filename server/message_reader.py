@@ -4,6 +4,7 @@ A reader holds back what its parser holds, tokens and log-probabilities included
 them is sent once and beside a part that it took. Event loop only.
 """
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -60,7 +61,7 @@ class MessageReader:
         """
         self._parser = parser
         self._reasoning = reasoning
-        self._ends: list[int] = []  # of tokens that may be reasoning
+        self._ends: deque[int] = deque()  # of tokens that may be reasoning
         self._num_reasoning = 0
         self._has_calls = False
         self._pending = MessageDelta()
@@ -97,7 +98,7 @@ class MessageReader:
     def _count_reasoning(self, piece: TextDelta) -> int:
         if self._reasoning is not None:
             self._ends += piece.token_ends
-            inside = [end for end in self._ends if end <= self._reasoning.num_reasoning_characters]
-            self._num_reasoning += len(inside)
-            self._ends = self._ends[len(inside) :]
+            while self._ends and self._ends[0] <= self._reasoning.num_reasoning_characters:
+                self._ends.popleft()
+                self._num_reasoning += 1
         return self._num_reasoning

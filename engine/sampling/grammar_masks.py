@@ -55,7 +55,7 @@ class _Row:
             is_complete = matcher.is_complete()
         except EngineError:
             raise
-        except Exception as cause:
+        except BaseException as cause:  # native code may raise what is no Exception
             raise GrammarFailedError(f"the grammar cannot be followed: {cause}") from cause
         eos, stops = list(params.eos_token_ids), list(params.stop_token_ids)
         allowed[eos] = False

@@ -20,6 +20,7 @@ from server.vocabulary import Vocabulary
 NUM_THREADS = 2
 MAX_KEPT = 64
 MAX_SOURCE_CHARACTERS = 512 * 1024
+MAX_LEXER_STATES = 25_000
 TIMEOUT_SECONDS = 10.0
 
 
@@ -92,7 +93,9 @@ def _has_failed(future: asyncio.Future[Any]) -> bool:
 
 def _compile(tokenizer: Any, text: str) -> CompiledGrammar:
     """Compile a grammar and see whether an answer can begin; on a thread of the pool."""
-    matcher = LLMatcher(tokenizer, text, log_level=0, limits=LLParserLimits(verbose_errors=False))
+    # A state takes one or two kilobytes; a grammar that needs more of them is given up.
+    limits = LLParserLimits(verbose_errors=False, max_lexer_states=MAX_LEXER_STATES)
+    matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits)
     check_matcher(matcher)
     first = matcher.deep_copy()
     bits = first.compute_bitmask()

@@ -50,8 +50,9 @@ class CallParser:
         self._may_be_bare = bool(call_format.bare)
         self._after_call = False
         self._block: Block | None = None
-        self._read = ""  # the block as the format reads it
-        self._seen = ""  # the opening and the block as the client would see them
+        self._num_read = 0
+        self._read: list[str] = []  # the block as the format reads it
+        self._seen: list[str] = []  # the opening and the block as the client would see them
         self._forced: ForcedCalls | None = None
 
     def text(self, text: str) -> list[Part]:
@@ -142,19 +143,20 @@ class CallParser:
     def _open(self, seen: str) -> list[Part]:
         """Begin a block; `seen` is what the client would see of its opening."""
         self._block = self._format.block()
-        self._read, self._seen = "", seen
+        self._num_read, self._read, self._seen = 0, [], [seen]
         self._forced = ForcedCalls(self._num_calls) if self._rules.is_forced else None
         return []
 
     def _feed(self, text: str, *, visible: str) -> list[Part]:
         assert self._block is not None
         state = self._block.feed(text)
-        self._read += text
-        self._seen += visible
+        self._num_read += len(text)
+        self._read.append(text)
+        self._seen.append(visible)
         parts: list[Part] = []
         if self._forced is not None and visible:
             parts = self._forced.feed(visible)
-        if state is BlockState.FAILED or len(self._read) > MAX_BLOCK_CHARACTERS:
+        if state is BlockState.FAILED or self._num_read > MAX_BLOCK_CHARACTERS:
             return [*parts, *self._give_up(retry=visible)]
         if state is BlockState.DONE:
             return [*parts, *self._end_block()]
@@ -165,7 +167,7 @@ class CallParser:
         if self._forced is not None and self._forced.num_calls > self._num_calls:
             self._num_calls = self._forced.num_calls
             return self._close()
-        calls = self._format.read(self._read, self._rules.functions)
+        calls = self._format.read("".join(self._read), self._rules.functions)
         if calls is None:
             return self._give_up()
         parts: list[Part] = []
@@ -182,7 +184,7 @@ class CallParser:
 
     def _give_up(self, *, retry: str = "") -> list[Part]:
         """Take the block for text; its last character may begin something else."""
-        seen, self._block = self._seen, None
+        seen, self._block = "".join(self._seen), None
         cut = seen.removesuffix(retry) if retry else seen
         self._may_be_bare = False
         parts = self._release(cut)

@@ -48,7 +48,7 @@ class HarmonyParser:
         self._shows_reasoning = shows_reasoning
         self._kind = _Kind.TEXT  # a model that writes no header writes content
         self._header = ""
-        self._body = ""
+        self._body: list[str] = []
         self._name = ""
         self._num_calls = 0
         self._num_characters = 0
@@ -63,7 +63,7 @@ class HarmonyParser:
             case _Kind.HEADER:
                 self._header += text
             case _Kind.CALL:
-                self._body += text
+                self._body.append(text)
             case _Kind.REASONING:
                 self.num_reasoning_characters = self._num_characters
                 return [ReasoningPart(text)] if self._shows_reasoning else []
@@ -96,7 +96,7 @@ class HarmonyParser:
         """Read the header: whom the message is for, or else its channel."""
         recipient = _RECIPIENT.search(self._header)
         if recipient is not None and recipient[1] in self._rules.functions:
-            self._kind, self._name, self._body = _Kind.CALL, recipient[1], ""
+            self._kind, self._name, self._body = _Kind.CALL, recipient[1], []
         elif "analysis" in self._header:
             self._kind = _Kind.REASONING
         else:
@@ -107,7 +107,7 @@ class HarmonyParser:
         if self._kind is not _Kind.CALL:
             return []
         self._kind = _Kind.HEADER
-        body, self._body = self._body, ""
+        body, self._body = "".join(self._body), []
         try:
             arguments = check_object(body)
         except (ValueError, RecursionError):

@@ -121,12 +121,18 @@ def test_logprobs_are_the_models_own(generate):
     assert held.token_logprobs[0].top == free.token_logprobs[0].top
 
 
+class Panic(BaseException):
+    """What a native library may raise."""
+
+
+@pytest.mark.parametrize("failure", [ValueError("it is too complex"), Panic("at the disco")])
 @pytest.mark.parametrize("temperature", [0.0, 2.0])
-def test_a_grammar_that_gives_up_fails_its_own_request(generate, make_manager, temperature):
+def test_a_grammar_that_gives_up_fails_its_own_request(make_manager, temperature, failure):
     manager = make_manager()
     manager.start()
     options = {"eos_token_id": EOS, "temperature": temperature, "max_new_tokens": 9}
-    manager.add_request(PROMPTS[0], "bad", grammar=Stairs(4, 7, breaks_at=2), **options)
+    bad = Stairs(4, 7, breaks_at=2, failure=failure)
+    manager.add_request(PROMPTS[0], "bad", grammar=bad, **options)
     manager.add_request(PROMPTS[1], "good", grammar=Stairs(4, 7), **options)
     outputs = {output.request_id: output for output in manager}
     manager.stop()

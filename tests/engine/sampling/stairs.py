@@ -23,7 +23,7 @@ class StairsMatcher:
     def allow(self, allowed: np.ndarray) -> None:
         self.grammar.masks.append(self.num_steps)
         if self.num_steps == self.grammar.breaks_at:
-            raise ValueError("it is too complex")
+            raise self.grammar.failure
         if self.num_steps < self.grammar.most:
             allowed[self.last + 1 : self.last + 1 + self.grammar.widest] = True
 
@@ -37,6 +37,7 @@ class Stairs:
 
     Attributes:
         breaks_at: The step at which a matcher gives up; None never does.
+        failure: What it then raises.
         masks: How far the answer was whenever a mask was made.
     """
 
@@ -44,6 +45,7 @@ class Stairs:
     most: int
     widest: int = 8
     breaks_at: int | None = None
+    failure: BaseException = field(default_factory=lambda: ValueError("it is too complex"))
     masks: list[int] = field(default_factory=list)
 
     def matcher(self) -> Matcher:

@@ -4,6 +4,7 @@
 which leaves the interpreter to others while the library works.
 """
 
+import re
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,10 @@ def check_matcher(matcher: Any) -> None:
 
 def describe_library_error(text: str) -> str:
     """Return what is of use to a client: no dump of the library's state."""
-    return text.split("<state>", 1)[0].strip()[:MAX_ERROR_CHARACTERS] or "it is too complex"
+    return (
+        re.split("<state>|<non-verbose/>", text, maxsplit=1)[0].strip()[:MAX_ERROR_CHARACTERS]
+        or "it is too complex"
+    )
 
 
 class AnswerMatcher:

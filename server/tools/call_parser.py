@@ -71,7 +71,7 @@ class CallParser:
                 return [*self._give_up(), *self._open("")]
             return self._feed(text, visible="")
         if text in self._format.openings:
-            return [*self._release_text(), *self._open("")]
+            return self._open_special()
         return []
 
     def finish(self) -> list[Part]:
@@ -118,10 +118,6 @@ class CallParser:
         openings = self._format.openings
         return tuple(one for one in self._format.closings if one not in openings)
 
-    def _release_text(self) -> list[Part]:
-        held, self._held = self._held, ""
-        return self._release(held if held.strip() else "")
-
     def _release(self, text: str, *, is_last: bool = False) -> list[Part]:
         """Pass text on; blanks between calls, and after the last one, are none."""
         if not self._has_text and self._num_calls:
@@ -135,6 +131,13 @@ class CallParser:
             self._after_call = False
         self._has_text = True
         return [TextPart(text)]
+
+    def _open_special(self) -> list[Part]:
+        """Begin a block at a marker that the client would not see, with the blanks before it."""
+        held, self._held = self._held, ""
+        if held.strip():
+            return [*self._release(held), *self._open("")]
+        return self._open(held)
 
     def _open_bare(self, character: str) -> list[Part]:
         held, self._held = self._held, ""

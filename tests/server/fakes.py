@@ -68,23 +68,7 @@ def make_byte_level_tokenizer(template: str | None = CHAT_TEMPLATE) -> PreTraine
 
 def make_metaspace_tokenizer(*, byte_fallback: bool = False) -> PreTrainedTokenizerFast:
     """A SentencePiece-like tokenizer: blanks are part of the words, as a low line."""
-    words = [
-        "▁",
-        "▁hello",
-        "▁world",
-        "▁",
-        "hello",
-        "h",
-        "e",
-        "l",
-        "o",
-        "w",
-        "r",
-        "d",
-        ".",
-        "�",
-        "é",
-    ]
+    words = ["▁", "▁hello", "▁world", "hello", *"helowrd.�é"]
     vocabulary = [*SPECIAL_TOKENS, *dict.fromkeys(words)]
     if byte_fallback:
         vocabulary += [f"<0x{byte:02X}>" for byte in range(256)]
@@ -187,6 +171,10 @@ class FakeModel:
 @dataclass(frozen=True)
 class FakeResolved:
     max_model_tokens: int
+
+
+def _prompt_entry(token: int, count: int) -> TokenLogprobs:
+    return TokenLogprobs(token, -1.5, tuple((token + n, -1.5 - n) for n in range(count)), 1)
 
 
 Script = Callable[[list[int], dict[str, Any]], Sequence[int | BaseException]]
@@ -375,14 +363,10 @@ class FakeManager:
         if top is not None:
             likely = tuple((token + n, -0.5 - n) for n in range(top))
             output.new_logprobs.append(TokenLogprobs(token, self.logprob_of(token), likely))
-        if (count := request.arguments.get("prompt_logprobs")) is not None:
-            output.prompt_logprobs = [
-                None,
-                *(
-                    TokenLogprobs(one, -1.5, tuple((one + n, -1.5 - n) for n in range(count)), 1)
-                    for one in request.input_ids[1:]
-                ),
-            ]
+        count = request.arguments.get("prompt_logprobs")
+        if count is not None:
+            about = [_prompt_entry(token, count) for token in request.input_ids[1:]]
+            output.prompt_logprobs = [None, *about]
         limit = request.arguments["max_new_tokens"]
         if token in (request.arguments.get("stop_token_ids") or ()):
             output.status, output.finish_reason = RequestStatus.FINISHED, FinishReason.STOP

@@ -1,0 +1,79 @@
+"""Texts that nobody wrote: however they are cut, the same comes out, and no letter is lost."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from api_schemas import FunctionDefinition
+from server.message_parts import MessageParser, ReasoningPart
+from server.reasoning.markers import MARKERS, Opening
+from server.reasoning.parser import ReasoningParser
+from server.tools.call_parser import CallParser, CallRules
+from server.tools.harmony import HarmonyParser
+from server.tools.registry import FORMATS
+from tests.server.tools.readings import calls_of, read, text_of, visible
+
+FUNCTIONS = {"add": FunctionDefinition(name="add")}
+CALL = '{"name": "add", "arguments": {"a": "}"}}'
+COMMON = ["x", " ", "\n", "{", "}", "[", "]", '"', "\\", "<", ">", ";", ",", "```", CALL, "add"]
+
+
+def fragments(name: str) -> list[str]:
+    """What texts are made of: the format's markers, their halves, and what may stand between."""
+    markers = [*FORMATS[name].openings, *FORMATS[name].closings]
+    halves = [marker[: len(marker) // 2] for marker in markers]
+    hidden = [f"«{marker}»" for marker in markers]
+    return [*COMMON, *markers, *halves, *hidden, "[ARGS]", "«[ARGS]»", "(", ")", "=1"]
+
+
+def agree(make, recording: str, place: int):
+    whole = read(make(), recording, lambda text: [text])
+    assert read(make(), recording, list) == whole
+    assert read(make(), recording, lambda text: [text[:place], text[place:]]) == whole
+    return whole
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_calls_do_not_depend_on_the_cuts(name, data):
+    pieces = data.draw(st.lists(st.sampled_from(fragments(name)), max_size=12))
+    place = data.draw(st.integers(0, 60))
+    recording = "".join(pieces)
+
+    def make() -> MessageParser:
+        return CallParser(FORMATS[name], CallRules(FUNCTIONS))
+
+    parts = agree(make, recording, place)
+    if not calls_of(parts):
+        assert text_of(parts) == visible(recording)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_reasoning_does_not_depend_on_the_cuts(data):
+    markers = MARKERS["think"]
+    kinds = [*COMMON, markers.opening, markers.closing, "</", "<thi", "«</think>»", "«<think>»"]
+    recording = "".join(data.draw(st.lists(st.sampled_from(kinds), max_size=12)))
+    opening = data.draw(st.sampled_from(Opening))
+
+    def make() -> MessageParser:
+        calls = CallParser(FORMATS["hermes"], CallRules(FUNCTIONS))
+        return ReasoningParser(markers, opening, calls, shown=True)
+
+    parts = agree(make, recording, data.draw(st.integers(0, 60)))
+    if not any(isinstance(part, ReasoningPart) for part in parts) and opening is Opening.CLOSED:
+        assert calls_of(parts) or text_of(parts) == visible(recording)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_channels_do_not_depend_on_the_cuts(data):
+    kinds = [*COMMON, "«<|channel|>»", "«<|message|>»", "«<|end|>»", "«<|start|>»", "«<|call|>»"]
+    kinds += ["analysis", "final", "commentary to=functions.add", "{}"]
+    recording = "".join(data.draw(st.lists(st.sampled_from(kinds), max_size=14)))
+
+    def make() -> MessageParser:
+        return HarmonyParser(CallRules(FUNCTIONS), shows_reasoning=True)
+
+    agree(make, recording, data.draw(st.integers(0, 60)))

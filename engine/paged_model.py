@@ -109,8 +109,8 @@ def wrap(
         max_model_tokens: Positions to use at most; None takes the model's own limit.
         use_kernels: Compute with our own kernels where there are any for this device.
         weights: What the linear layers and the embedding are stored as: "fp32" leaves the model as
-            it is, "auto", "bf16", "int8" and "int4" put packed layers in their place, in the model
-            itself. See docs/quantisation.md.
+            it is, "auto", "bf16x3", "bf16", "int8", "int4" put packed layers in their place, in the
+            model itself. See docs/quantisation.md.
 
     Raises:
         UnsupportedConfigError: The weights cannot be stored like this here.
@@ -139,9 +139,9 @@ def load(  # noqa: PLR0913 - each is a choice of its own, and all have names
         revision: Hub revision.
         max_model_tokens: Positions to use at most; None takes the model's own limit.
         use_kernels: Compute with our own kernels where there are any for this device.
-        weights: What the linear layers and the embedding are stored as: "fp32", "bf16", "int8",
-            "int4"; auto is bf16 on a CPU if that loses nothing, else it leaves them as they are.
-            The blocks of a GGUF file are kept by auto, and unpacked by all others first.
+        weights: What the linear layers and the embedding are stored as: "fp32", "bf16x3", "bf16",
+            "int8", "int4"; auto is bf16 on a CPU if that loses nothing, else it leaves them as they
+            are. The blocks of a GGUF file are kept by auto, and unpacked by all others first.
 
     Raises:
         OSError: There is no such model.

@@ -121,8 +121,8 @@ def _add_serve_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--weights",
         metavar="FORMAT",
-        help="what weights are stored as on a CPU: fp32, bf16, int8 or int4 (auto: bf16 where that "
-        "loses nothing)",
+        help="what weights are stored as on a CPU: fp32, bf16x3, bf16, int8, int4; auto is "
+        "bf16 where that loses nothing",
     )
     parser.add_argument("--api-keys-file", metavar="FILE", help="keys of clients, one in a line")
     parser.add_argument("--admin-keys-file", metavar="FILE", help="keys of /admin, one in a line")

@@ -6,6 +6,7 @@ Pure. Rounding is to the nearest code, with nothing learned from data.
     INT8_ROWS    scale[row] * code                              code -127 .. 127, fp32 scales
     INT8         scale[row, group] * code                       32 of a row are a group, fp16 scales
     INT4         scale[row, group] * code + minimum[row, group] code 0 .. 15
+    AMX_BF16     like BF16; AMX_BF16X3 is the sum of two such numbers
 """
 
 import ctypes
@@ -18,6 +19,7 @@ from engine.kernels.cpu.quantized_linear import (
     GROUP,
     Format,
     QuantizedWeight,
+    pack_amx_bf16,
     pack_bf16,
     pack_int4,
     pack_int8,
@@ -30,8 +32,8 @@ class StoredWeight:
 
     Attributes:
         format: How it is stored.
-        codes: [N, K] bfloat16, int8 or uint8.
-        scales: [N] float32 or [N, ceil(K / 32)] float16; None for BF16.
+        codes: [N, K] bfloat16, int8 or uint8; float32 for AMX_BF16X3.
+        scales: [N] float32 or [N, ceil(K / 32)] float16; None for the kinds of bf16.
         minima: [N, ceil(K / 32)] float16; None for all but INT4.
     """
 
@@ -56,6 +58,8 @@ class StoredWeight:
 
     def pack(self, library: ctypes.CDLL) -> QuantizedWeight:
         """Return it as the kernels read it."""
+        if self.format in (Format.AMX_BF16, Format.AMX_BF16X3):
+            return pack_amx_bf16(library, self.format, self.codes.float())
         if self.scales is None:
             return pack_bf16(library, self.codes)
         if self.minima is None:
@@ -103,6 +107,15 @@ def _to_int8_rows(weight: torch.Tensor) -> StoredWeight:
     return StoredWeight(Format.INT8_ROWS, _codes(weight / scales[:, None], 127), scales)
 
 
+def _to_amx_bf16(weight: torch.Tensor) -> StoredWeight:
+    return StoredWeight(Format.AMX_BF16, weight.bfloat16())
+
+
+def _to_amx_bf16x3(weight: torch.Tensor) -> StoredWeight:
+    high = weight.bfloat16().float()
+    return StoredWeight(Format.AMX_BF16X3, high + (weight - high).bfloat16().float())
+
+
 def _to_int8(weight: torch.Tensor) -> StoredWeight:
     groups = _groups(weight)
     scales = (groups.abs().amax(dim=2) / 127).half()
@@ -124,6 +137,8 @@ _ROUNDINGS = {
     Format.INT8_ROWS: _to_int8_rows,
     Format.INT8: _to_int8,
     Format.INT4: _to_int4,
+    Format.AMX_BF16: _to_amx_bf16,
+    Format.AMX_BF16X3: _to_amx_bf16x3,
 }
 
 

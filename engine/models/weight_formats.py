@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from engine.errors import UnsupportedConfigError, UnsupportedModelError
 from engine.kernels.cpu.library import load_library
-from engine.kernels.cpu.quantized_linear import Format, QuantizedWeight
+from engine.kernels.cpu.quantized_linear import Format, QuantizedWeight, has_tile_unit
 from engine.models.quantization import is_exact, quantize
 from engine.models.quantized_modules import QuantizedEmbedding, QuantizedLinear
 from engine.models.replacement import is_plain_module
@@ -25,6 +25,7 @@ FORMATS = {
     "bf16": (Format.BF16, Format.BF16),
     "int8": (Format.INT8, Format.INT8),
     "int4": (Format.INT4, Format.INT8),
+    "bf16x3": (Format.AMX_BF16X3, Format.AMX_BF16X3),
 }
 WEIGHTS = ("auto", "fp32", *FORMATS)
 
@@ -47,7 +48,7 @@ def store_weights(model: PreTrainedModel, weights: str, *, use_kernels: bool) ->
     Args:
         model: Its modules are changed.
         weights: "fp32" changes nothing. "auto" is bf16 for float32 weights on a CPU all of which
-            bfloat16 holds exactly, so that no result changes, and nothing else.
+            bfloat16 holds exactly, so that nothing is lost of them, and nothing else.
         use_kernels: Whether kernels may be used; packed weights need them.
 
     Raises:
@@ -65,6 +66,7 @@ def store_weights(model: PreTrainedModel, weights: str, *, use_kernels: bool) ->
         if reason or not linears or not _are_exact(model, linears):
             return
         weights = "bf16"
+    reason = reason or _missing_unit(weights)
     if reason:
         raise UnsupportedConfigError(f"weights='{weights}' {reason}", field="weights")
     if not linears:
@@ -93,6 +95,14 @@ def _obstacle(model: PreTrainedModel, *, use_kernels: bool) -> str | None:
     return None
 
 
+def _missing_unit(weights: str) -> str | None:
+    """Return why this processor cannot compute with a format."""
+    library = load_library()
+    if weights != "bf16x3" or library is None or has_tile_unit(library):
+        return None
+    return "needs a processor with a tile unit (AMX), and this one has none; use weights='fp32'"
+
+
 def _is_plain_model(model: nn.Module) -> bool:
     """Return whether all linear layers and norms compute in float32 on the CPU."""
     return all(is_plain_module(module) for module in model.modules())
@@ -117,7 +127,11 @@ def _are_exact(model: PreTrainedModel, linears: dict[str, nn.Linear]) -> bool:
 
 def _pack(model: PreTrainedModel, linears: dict[str, nn.Linear], weights: str) -> None:
     """Replace the modules, one after another."""
+    library = load_library()
+    assert library is not None
     inner, outer = FORMATS[weights]
+    if weights == "bf16" and has_tile_unit(library):
+        inner = outer = Format.AMX_BF16
     head: nn.Module | None = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     embedding: nn.Module = model.get_input_embeddings()
     # By the matrix: a tied one is packed once. All matrices were there before the first one goes,
@@ -125,8 +139,6 @@ def _pack(model: PreTrainedModel, linears: dict[str, nn.Linear], weights: str) -
     packed: dict[int, QuantizedWeight] = {}
 
     def pack(name: str, module: nn.Module, kind: Format) -> QuantizedWeight:
-        library = load_library()
-        assert library is not None
         weight = module.get_parameter("weight")
         if id(weight) not in packed:
             try:

@@ -10,6 +10,7 @@
 #include <omp.h>
 #endif
 
+#include "amx.h"
 #include "attention.h"
 #include "linear.h"
 #include "rows.h"
@@ -55,21 +56,27 @@ struct Step {
 
 // Where the intermediate results of a step lie.
 struct Buffers {
-    float* packed;     // [rows, widest input]
+    float* packed;     // all rows, of the widest input
+    float* own;        // [threads], one row that a thread packs for itself
     float* spare;      // [rows, 32]
     float* qkv;        // [rows, (heads + 2 kv_heads) * head_dim]
     float* queries;    // [rows, heads * head_dim]
     float* attended;   // likewise
     float* gate_up;    // [rows, 2 intermediate]
     float* activated;  // [rows, intermediate]
-    float* normed;     // [threads, tile rows, hidden]
+    float* normed;     // [threads, rows of a tile, hidden]
 };
 
 int64_t widest_input(const Step& s) {
     return std::max({s.hidden, s.heads * s.head_dim, s.intermediate});
 }
 
-int64_t tile_count(int64_t rows) { return (rows + kTileRows - 1) / kTileRows; }
+constexpr int64_t kMaxTileRows = std::max<int64_t>(kTileRows, 16);
+
+// Floats that packed rows take, whatever the format.
+int64_t packed_size(int64_t rows, int64_t depth) {
+    return std::max(rows * depth, (amx_packed_bytes(rows, depth) + 3) / 4);
+}
 
 int64_t lay_out(const Step& s, float* base, Buffers& b) {
     const int64_t query_width = s.heads * s.head_dim;
@@ -79,14 +86,15 @@ int64_t lay_out(const Step& s, float* base, Buffers& b) {
         at += (count + 15) / 16 * 16;
         return from;
     };
-    b.packed = take(s.rows * widest_input(s));
+    b.packed = take(packed_size(s.rows, widest_input(s)));
+    b.own = take(s.threads * packed_size(1, widest_input(s)));
     b.spare = take(s.rows * kPanel);
     b.qkv = take(s.rows * (s.heads + 2 * s.kv_heads) * s.head_dim);
     b.queries = take(s.rows * query_width);
     b.attended = take(s.rows * query_width);
     b.gate_up = take(s.rows * 2 * s.intermediate);
     b.activated = take(s.rows * s.intermediate);
-    b.normed = take(s.threads * kTileRows * s.hidden);
+    b.normed = take(s.threads * kMaxTileRows * s.hidden);
     return at - base;
 }
 
@@ -96,13 +104,15 @@ public:
         : s(step), b(buffers), items(items), me(member) {}
 
     void layer(const Layer& layer, std::atomic<int64_t>& next_item) {
-        linear(layer.qkv, pack_normed(layer.attention_norm, layer.attention_epsilon), b.qkv, false);
+        linear(layer.qkv, pack_normed(layer.qkv, layer.attention_norm, layer.attention_epsilon),
+               b.qkv, false);
         place_heads(layer);
         attend(layer, next_item);
-        linear(layer.out, pack(b.attended, s.heads * s.head_dim), s.x, true);
-        linear(layer.gate_up, pack_normed(layer.mlp_norm, layer.mlp_epsilon), b.gate_up, false);
+        linear(layer.out, pack(layer.out, b.attended), s.x, true);
+        linear(layer.gate_up, pack_normed(layer.gate_up, layer.mlp_norm, layer.mlp_epsilon),
+               b.gate_up, false);
         activate();
-        linear(layer.down, pack(b.activated, s.intermediate), s.x, true);
+        linear(layer.down, pack(layer.down, b.activated), s.x, true);
     }
 
 private:
@@ -110,41 +120,64 @@ private:
     void linear(const Linear& linear, const float* packed, float* y, bool adds) {
         const int64_t count = (linear.columns + kPanel - 1) / kPanel;
         const Rows rows{packed, y, s.rows, adds};
-        const auto run = linear.format == kFloat32 ? run_float_panels : run_quantized_panels;
-        run(linear, rows, me.begin(count), me.end(count), b.spare);
+        const int64_t first = me.begin(count), last = me.end(count);
+        if (is_amx(linear.format))
+            run_amx_panels(linear, rows, first, last);
+        else if (linear.format == kFloat32)
+            run_float_panels(linear, rows, first, last, b.spare);
+        else
+            run_quantized_panels(linear, rows, first, last, b.spare);
         me.barrier.wait();
     }
 
-    // Rows as the tiles read them. One row is packed as it stands.
-    const float* pack(const float* x, int64_t width) {
-        if (s.rows == 1) return x;
-        for (int64_t t = me.begin(tile_count(s.rows)); t < me.end(tile_count(s.rows)); ++t) {
-            const int64_t row = t * kTileRows;
-            pack_rows(x + row * width, width, b.packed + row * width,
-                      std::min<int64_t>(kTileRows, s.rows - row), width);
-        }
-        me.barrier.wait();
+    // Rows as the layer's tiles read them. A single row is packed by every thread for itself: that
+    // takes less time than to wait for another to do it.
+    const float* pack(const Linear& to, const float* x) {
+        if (s.rows == 1) return pack_one(to, x);
+        for_own_tiles(to, [&](int64_t first, int64_t height) {
+            pack_tile(to, x + first * to.depth, first, height);
+        });
         return b.packed;
     }
 
-    // The residual stream's rows, normed and packed. A single row is normed by every thread for
-    // itself: that takes less time than to wait for another to do it.
-    const float* pack_normed(const float* weight, double epsilon) {
-        float* normed = b.normed + me.index * kTileRows * s.hidden;
+    // The same for the residual stream's rows, normed.
+    const float* pack_normed(const Linear& to, const float* weight, double epsilon) {
+        float* normed = b.normed + me.index * kMaxTileRows * s.hidden;
         if (s.rows == 1) {
             norm_row(s.x, weight, normed, s.hidden, float(epsilon));
-            return normed;
+            return pack_one(to, normed);
         }
-        for (int64_t t = me.begin(tile_count(s.rows)); t < me.end(tile_count(s.rows)); ++t) {
-            const int64_t first = t * kTileRows;
-            const int64_t height = std::min<int64_t>(kTileRows, s.rows - first);
+        for_own_tiles(to, [&](int64_t first, int64_t height) {
             for (int64_t r = 0; r < height; ++r)
                 norm_row(s.x + (first + r) * s.hidden, weight, normed + r * s.hidden, s.hidden,
                          float(epsilon));
-            pack_rows(normed, s.hidden, b.packed + first * s.hidden, height, s.hidden);
-        }
-        me.barrier.wait();
+            pack_tile(to, normed, first, height);
+        });
         return b.packed;
+    }
+
+    const float* pack_one(const Linear& to, const float* x) {
+        if (!is_amx(to.format)) return x;
+        float* packed = b.own + me.index * packed_size(1, widest_input(s));
+        amx_pack_tile(x, to.depth, packed, 0, 1, 1, to.depth);
+        return packed;
+    }
+
+    void pack_tile(const Linear& to, const float* x, int64_t first, int64_t height) {
+        if (is_amx(to.format))
+            amx_pack_tile(x, to.depth, b.packed, first, height, s.rows, to.depth);
+        else
+            pack_rows(x, to.depth, b.packed + first * to.depth, height, to.depth);
+    }
+
+    // Call `action(first row, rows)` for each of this thread's tiles; then all are packed.
+    template <class Action>
+    void for_own_tiles(const Linear& to, Action action) {
+        const int64_t full = is_amx(to.format) ? amx_tile_rows(s.rows) : kTileRows;
+        const int64_t count = (s.rows + full - 1) / full;
+        for (int64_t t = me.begin(count); t < me.end(count); ++t)
+            action(t * full, std::min(full, s.rows - t * full));
+        me.barrier.wait();
     }
 
     // Norm and turn queries and keys, and bring keys and values to their slots.

@@ -14,11 +14,14 @@ _ARGUMENTS: dict[str, list[type]] = {
         _POINTER, _INTEGER, _POINTER, _POINTER, _POINTER, _INTEGER, _INTEGER, _INTEGER, _POINTER,
         _INTEGER,
     ],
+    "has_amx": [],
+    "amx_pack_bf16": [_INTEGER, _POINTER, _POINTER, _INTEGER, _INTEGER],
     "pack_bf16": [_POINTER, _POINTER, _INTEGER, _INTEGER],
     "pack_int8_rows": [_POINTER, _POINTER, _POINTER, _INTEGER, _INTEGER],
     "pack_int8": [_POINTER, _POINTER, _POINTER, _INTEGER, _INTEGER],
     "pack_int4": [_POINTER, _POINTER, _POINTER, _POINTER, _INTEGER, _INTEGER],
     "quantized_panel_bytes": [_INTEGER, _INTEGER],
+    "quantized_workspace": [_INTEGER, _INTEGER, _INTEGER],
     "quantized_linear": [_POINTER, _INTEGER, *[_POINTER] * 5],
     "unpack_rows": [_INTEGER, _POINTER, _INTEGER, _POINTER, _POINTER, _INTEGER, _INTEGER],
     "rms_norm": [_POINTER, _POINTER, _POINTER, _INTEGER, _INTEGER, _FLOAT, _INTEGER],
@@ -33,7 +36,9 @@ _ARGUMENTS: dict[str, list[type]] = {
 }  # fmt: skip
 # The rest returns nothing.
 _RESULTS: dict[str, type] = {
+    "has_amx": _INTEGER,
     "quantized_panel_bytes": _INTEGER,
+    "quantized_workspace": _INTEGER,
     "decoder_workspace": _INTEGER,
 }
 

@@ -17,6 +17,7 @@
 #include <immintrin.h>
 #endif
 
+#include "amx.h"
 #include "linear.h"
 #include "tile.h"
 
@@ -240,6 +241,7 @@ void slipstream::run_quantized_panels(const Linear& linear, const Rows& rows, in
 extern "C" {
 
 int64_t quantized_panel_bytes(int64_t format, int64_t depth) {
+    if (is_amx(format)) return amx_panel_bytes(format, depth);
     int64_t bytes = 0;
     with_format(format, [&](auto* kind) {
         bytes = std::remove_pointer_t<decltype(kind)>::panel_bytes(depth);
@@ -307,9 +309,18 @@ void pack_int4(const uint8_t* codes, const uint16_t* scales, const uint16_t* min
                     });
 }
 
-// sizes: format, rows, columns, depth, threads. workspace must hold rows * (depth + 32) floats.
+// Floats that the workspace of `quantized_linear` must hold.
+int64_t quantized_workspace(int64_t format, int64_t rows, int64_t depth) {
+    return is_amx(format) ? (amx_packed_bytes(rows, depth) + 3) / 4 : rows * (depth + kPanel);
+}
+
+// sizes: format, rows, columns, depth, threads.
 void quantized_linear(const float* x, int64_t ldx, const uint8_t* panels, const float* bias,
                       float* y, float* workspace, const int64_t* sizes) {
+    if (is_amx(sizes[0])) {
+        const Linear linear{sizes[0], panels, bias, sizes[2], sizes[3]};
+        return amx_linear(x, ldx, linear, y, workspace, sizes[1], sizes[4]);
+    }
     const Problem problem{x, panels, bias, y, sizes[1], sizes[2], sizes[3]};
     with_format(sizes[0], [&](auto* kind) {
         run_linear<std::remove_pointer_t<decltype(kind)>>(x, ldx, problem, workspace, sizes[4]);
@@ -319,6 +330,14 @@ void quantized_linear(const float* x, int64_t ldx, const uint8_t* panels, const 
 // The weights of chosen outputs as floats: out [count, depth].
 void unpack_rows(int64_t format, const uint8_t* panels, int64_t depth, const int64_t* rows,
                  float* out, int64_t count, int64_t threads) {
+    if (is_amx(format)) {
+        const int64_t bytes = amx_panel_bytes(format, depth);
+#pragma omp parallel for schedule(static) num_threads(threads) if (count > 8)
+        for (int64_t i = 0; i < count; ++i)
+            amx_unpack_row(format, panels + rows[i] / kPanel * bytes, rows[i] % kPanel,
+                           out + i * depth, depth);
+        return;
+    }
     with_format(format, [&](auto* kind) {
         using Format = std::remove_pointer_t<decltype(kind)>;
         const int64_t bytes = Format::panel_bytes(depth);

@@ -1,7 +1,8 @@
 """Linear layers over weights of 16, 8 or 4 bits, packed once; fp32 activations, any number of rows.
 
 Engine thread, on torch's own thread team. See quantized_linear.cpp for what a stored weight means.
-A result is bitwise that of `PackedLinear` on the unpacked weights.
+A result is bitwise that of `PackedLinear` on the unpacked weights, but for the formats of the tile
+unit, which take activations as the sum of two bf16 numbers.
 """
 
 import ctypes
@@ -17,12 +18,15 @@ GROUP = 32
 
 
 class Format(enum.IntEnum):
-    """How weights are stored; the numbers are those of quantized_linear.cpp."""
+    """How weights are stored; the numbers are those of quantized_linear.cpp and amx.h."""
 
     BF16 = 0
     INT8_ROWS = 1
     INT8 = 2
     INT4 = 3
+    # For the tile unit of newer x86 processors; see amx_linear.cpp.
+    AMX_BF16 = 16
+    AMX_BF16X3 = 17
 
 
 class QuantizedWeight:
@@ -90,7 +94,7 @@ def quantized_linear(
     y = torch.empty(*x.shape[:-1], columns)
     if num_rows == 0:
         return y
-    workspace = torch.empty(num_rows * (depth + PANEL))
+    workspace = torch.empty(weight.library.quantized_workspace(weight.format, num_rows, depth))
     sizes = (weight.format, num_rows, columns, depth, torch.get_num_threads())
     weight.library.quantized_linear(
         rows.data_ptr(),
@@ -170,6 +174,19 @@ def pack_int4(
         packed.panels.data_ptr(),
         *packed.shape,
     )
+    return packed
+
+
+def has_tile_unit(library: ctypes.CDLL) -> bool:
+    """Return whether the AMX formats can be computed with in this process."""
+    return bool(library.has_amx())
+
+
+def pack_amx_bf16(library: ctypes.CDLL, kind: Format, weight: torch.Tensor) -> QuantizedWeight:
+    """Pack a weight [N, K] float32 as AMX_BF16 or AMX_BF16X3."""
+    packed = _empty(library, kind, weight)
+    source = weight.detach().contiguous()
+    library.amx_pack_bf16(kind, source.data_ptr(), packed.panels.data_ptr(), *packed.shape)
     return packed
 
 

@@ -47,6 +47,13 @@ def accept_prompt_logprobs(request: RequestState, sampled: SampledTokens) -> Non
         request.prompt_logprobs += sampled.prompt_logprobs.get(request.request_id, ())
 
 
+def accept_pooled(request: RequestState, sampled: SampledTokens) -> None:
+    """Add what the step says of the prompt's hidden states."""
+    rows = sampled.pooled.get(request.request_id)
+    if request.pooling is not None and rows is not None:
+        request.pooling.add(rows)
+
+
 def _end_if_done(request: RequestState, now: float) -> None:
     params, num_generated = request.params, len(request.generated_tokens)
     token_id = request.generated_tokens[-1]

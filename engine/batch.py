@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from engine.pooling import PooledRows, Pooling
 from engine.requests import RequestState, TokenLogprobs
 
 
@@ -53,6 +54,23 @@ class ScheduledRequest:
         known = len(request.prompt_logprobs or ())  # the logits at p tell of the token at p + 1
         stop = min(self.num_context_tokens, len(request.prompt_ids) - 1)
         return range(max(self.first_position, known - 1), stop)
+
+    def pooled_rows(self, row: int) -> PooledRows | None:
+        """Return the prompt tokens of this step whose hidden states are wanted, if any are.
+
+        Args:
+            row: Where the share begins among the T tokens of the step.
+        """
+        pooling, num_prompt = self.request.pooling, len(self.request.prompt_ids)
+        if pooling is None:
+            return None
+        # What was computed before a preemption has been counted.
+        first = max(self.first_position, pooling.num_tokens)
+        last = min(self.num_context_tokens, num_prompt)
+        if first >= last or (pooling.kind is Pooling.LAST and last < num_prompt):
+            return None
+        start, stop = row + first - self.first_position, row + last - self.first_position
+        return PooledRows(self.request.request_id, pooling.kind, start, stop, last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +132,7 @@ class BatchInputs:
         context_lengths: R lengths, each including this step's tokens.
         sample_indices: [N + P] int64, rows of T whose logits are wanted: first those of the
             requests that sample, then those that tell of prompt tokens.
+        pooled: Rows of T whose hidden states are wanted; the forward fills them in.
     """
 
     input_ids: torch.Tensor
@@ -123,6 +142,7 @@ class BatchInputs:
     query_starts: list[int]
     context_lengths: list[int]
     sample_indices: torch.Tensor
+    pooled: tuple[PooledRows, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +158,7 @@ class SampledTokens:
         errors: Row -> what went wrong in that row; the other rows are sound.
         prompt_logprobs: Request id -> entries for its next prompt tokens, where asked for.
         is_plain: Whether there is nothing but the token ids, one for each request.
+        pooled: What the forward said of prompts that are to become vectors.
     """
 
     token_ids: list[int]
@@ -146,3 +167,4 @@ class SampledTokens:
     errors: dict[int, Exception]
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     is_plain: bool = False
+    pooled: dict[str, PooledRows] = field(default_factory=dict)

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.batch import BatchInputs, ScheduledBatch, ScheduledRequest
+from engine.pooling import PooledRows
 
 
 @dataclass(slots=True)
@@ -63,9 +64,11 @@ class InputBuilder:
         last = self._last
         if batch.continues and last is not None and last.scheduled is batch.scheduled:
             self._move_on(last)
+            pooled: tuple[PooledRows, ...] = ()
             lengths = (last.positions + 1).tolist()
         else:
             last = self._last = self._lay_out(batch)
+            pooled = _pooled_rows(batch, last.query_starts)
             lengths = [item.num_context_tokens for item in batch.scheduled]
         return BatchInputs(
             input_ids=self._on_device(last.tokens)[None],
@@ -75,6 +78,7 @@ class InputBuilder:
             query_starts=last.query_starts,
             context_lengths=lengths,
             sample_indices=self._on_device(last.sample_indices),
+            pooled=pooled,
         )
 
     def _move_on(self, last: _Layout) -> None:
@@ -142,3 +146,13 @@ def _prompt_indices(batch: ScheduledBatch, query_starts: Sequence[int]) -> list[
         if item.request.prompt_logprobs is not None
         for position in item.prompt_rows
     ]
+
+
+def _pooled_rows(batch: ScheduledBatch, query_starts: Sequence[int]) -> tuple[PooledRows, ...]:
+    """Return the rows of prompts that are to become vectors."""
+    wanted = (
+        item.pooled_rows(start)
+        for item, start in zip(batch.scheduled, query_starts, strict=False)
+        if item.request.pooling is not None
+    )
+    return tuple(rows for rows in wanted if rows is not None)

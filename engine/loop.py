@@ -200,7 +200,11 @@ class EngineLoop:
         logits = self._parts.runner.forward(inputs)
         if faults.armed:
             faults.check(FaultPoint.SAMPLE, batch.sampling)
-        return self._parts.sampler.sample_batch(logits, batch)
+        sampled = self._parts.sampler.sample_batch(logits, batch)
+        if any(rows.total is None for rows in inputs.pooled):
+            raise RuntimeError("the forward did not show its hidden states")
+        sampled.pooled.update((rows.request_id, rows) for rows in inputs.pooled)
+        return sampled
 
     def _take_mail(self, mail: Mail) -> None:
         try:
@@ -351,6 +355,8 @@ def _detach(request: RequestState) -> None:
     """Put a request back to where it was before anything was computed of it."""
     request.status = RequestStatus.PENDING
     request.forget_blocks()
+    if request.pooling is not None:
+        request.pooling.forget()
     # What was swapped out lies in host blocks that the next scheduler knows nothing of.
     request.host_block_ids.clear()
     request.num_saved = 0

@@ -94,6 +94,7 @@ class ContinuousBatchingManager:
             self.limits,
             channels,
             has_priorities=self.resolved_config.scheduler_type == "priority",
+            can_pool=model.causal_lm.shows_hidden_states,
         )
         self._thread = EngineThread(self._build_loop, self._channels)
 
@@ -119,8 +120,9 @@ class ContinuousBatchingManager:
             eos_token_id: Tokens that end the answer; None: the generation configuration's, -1 none.
             **logit_processor_kwargs: Sampling parameters, see `SamplingParams`; options of the
                 generation configuration by name; deadline_seconds, num_return_sequences,
-                prompt_logprobs, stop_strings and tokenizer; and, with scheduler_type="priority",
-                priority: lower ones go first, 0 if it is not given.
+                prompt_logprobs, stop_strings and tokenizer; pooling, "mean" or "last", to have the
+                prompt's last hidden states as one vector in the terminal output; and, with
+                scheduler_type="priority", priority: lower ones go first, 0 if it is not given.
 
         Returns:
             The request's id; further answers have those of `family_ids`.

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.pooling import PooledStates, Pooling
 from engine.sampling.parameters import SamplingParams
 
 
@@ -142,6 +143,11 @@ class GenerationOutput:
         return self._state.token_logprobs[self._num_before : self._num_generated]
 
     @property
+    def pooled(self) -> list[float] | None:
+        """The prompt as a vector, [H] floats; None unless asked for, and before the end."""
+        return self._state.pooled_vector() if self.is_last else None
+
+    @property
     def prompt_ids(self) -> list[int]:
         """The prompt's token ids."""
         return self._state.prompt_ids.copy()
@@ -212,6 +218,7 @@ class RequestState:
         deadline_seconds: How long it may take from its creation on; None is for ever.
         parent: The request with the same prompt whose blocks it may start from; None has none.
         prompt_logprobs: One entry for each prompt token so far; None if they are not asked for.
+        pooling: Gathers the prompt's hidden states; None if no vector is asked for.
         num_delivered: Generated tokens that an output has carried.
     """
 
@@ -247,6 +254,7 @@ class RequestState:
     deadline_seconds: float | None = None
     parent: "RequestState | None" = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    pooling: PooledStates | None = None
     _block_row: NDArray[np.int32] | None = field(default=None, init=False, repr=False)
 
     @property
@@ -286,6 +294,20 @@ class RequestState:
         known = self.prompt_logprobs
         return known is not None and len(known) < len(self.prompt_ids)
 
+    @property
+    def reads_whole_prompt(self) -> bool:
+        """Whether prompt tokens have still to be computed that the cache might hold."""
+        pooling = self.pooling
+        if pooling is not None and pooling.kind is Pooling.MEAN:
+            return pooling.num_tokens < len(self.prompt_ids)
+        return self.needs_prompt_logits
+
+    def pooled_vector(self) -> list[float] | None:
+        """Return the prompt as a vector, if one was asked for and the request has its token."""
+        if self.pooling is None or not self.generated_tokens:
+            return None
+        return self.pooling.vector()
+
     def make_child(self, request_id: str, params: SamplingParams) -> "RequestState":
         """Return a request that is new in all but what its caller has asked for.
 
@@ -300,6 +322,8 @@ class RequestState:
             new["timestamps"] = []
         if self.prompt_logprobs is not None:
             new["prompt_logprobs"] = [None]
+        if self.pooling is not None:
+            new["pooling"] = PooledStates(self.pooling.kind)
         return replace(self, request_id=request_id, params=params, parent=self, **new)
 
     def block_row(self) -> NDArray[np.int32]:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from engine.acceptance import accept_prompt_logprobs, accept_token, is_usual
+from engine.acceptance import accept_pooled, accept_prompt_logprobs, accept_token, is_usual
 from engine.batch import BlockCopy, SampledTokens, ScheduledBatch
 from engine.cache.block_manager import BlockManager
 from engine.errors import EngineError, RequestFailedError
@@ -165,6 +165,8 @@ class Scheduler:
             request.num_computed += item.num_new_tokens
             if sampled.prompt_logprobs:
                 accept_prompt_logprobs(request, sampled)
+            if sampled.pooled:
+                accept_pooled(request, sampled)
             if not item.samples:
                 self.blocks.commit(request)
                 continue

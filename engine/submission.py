@@ -12,6 +12,7 @@ from transformers import GenerationConfig
 
 from engine.errors import InvalidRequestError
 from engine.loop import Channels
+from engine.pooling import PooledStates, Pooling
 from engine.prompts import check_prompt
 from engine.request_ids import RequestIds, family_ids
 from engine.requests import RequestState
@@ -24,7 +25,7 @@ MAX_RETURN_SEQUENCES = 1024
 MAX_DEADLINE_SECONDS = 1e9
 MAX_PRIORITY = 2**31 - 1
 # What is said of a request besides how its tokens are drawn.
-_OWN_OPTIONS = frozenset({"deadline_seconds", "num_return_sequences", "priority"})
+_OWN_OPTIONS = frozenset({"deadline_seconds", "num_return_sequences", "pooling", "priority"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class Submitter:
         channels: Channels,
         *,
         has_priorities: bool = False,
+        can_pool: bool = False,
     ) -> None:
         """Remember the defaults, the limits and the way to the engine thread.
 
@@ -63,6 +65,7 @@ class Submitter:
             limits: What a request may ask for.
             channels: Where requests get a place in the queue, and where they go.
             has_priorities: Whether the scheduler orders requests by priority.
+            can_pool: Whether the model's hidden states can be seen.
         """
         self.num_return_sequences = generation_config.num_return_sequences or 1
         self._generation_config = generation_config
@@ -72,6 +75,7 @@ class Submitter:
         self._gate = channels.gate
         self.ids = RequestIds(lambda name: mailbox.is_live(name) or name in router)
         self._has_priorities = has_priorities
+        self._can_pool = can_pool
         self._counter = itertools.count()
 
     def make(
@@ -107,6 +111,7 @@ class Submitter:
             priority=self._priority(options.get("priority")),
             deadline_seconds=_read_deadline(options.get("deadline_seconds")),
             prompt_logprobs=None if params.prompt_logprobs is None else [None],
+            pooling=self._pooling(options.get("pooling")),
         )
 
     def make_family(
@@ -203,6 +208,19 @@ class Submitter:
                 f"priority is {priority}, which needs scheduler_type='priority'", param="priority"
             )
         return priority
+
+    def _pooling(self, value: object) -> PooledStates | None:
+        """Return what gathers a prompt's hidden states, if its vector is asked for."""
+        if value is None:
+            return None
+        kinds = [kind.value for kind in Pooling]
+        if value not in kinds:
+            raise InvalidRequestError(
+                f"pooling is {value!r}; it must be one of {', '.join(kinds)}", param="pooling"
+            )
+        if not self._can_pool:
+            raise InvalidRequestError("this model does not show hidden states", param="pooling")
+        return PooledStates(Pooling(value))
 
     def _num_answers(self, value: object) -> int:
         """Return how many answers a request has; each takes a place in the queue."""

@@ -59,8 +59,8 @@ class BlockManager:
         """
         assert not request.block_ids
         assert request.num_computed == 0
-        # Logits of prompt tokens are only computed, never found.
-        if not self.allow_sharing or request.needs_prompt_logits:
+        # Logits and hidden states of prompt tokens are only computed, never found.
+        if not self.allow_sharing or request.reads_whole_prompt:
             return None
         if self._can_fork(request):
             return self._fork(request)

@@ -6,7 +6,7 @@ pause, a stop) it is an ordinary model again.
 """
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -161,6 +161,26 @@ class CausalLM:
         with self._turn.taken(), torch.inference_mode():
             logits: torch.Tensor = self.hf_model(input_ids=input_ids, use_cache=False).logits[0]
         return logits
+
+    @property
+    def shows_hidden_states(self) -> bool:
+        """Whether the decoder is a module of its own, whose output can be looked at."""
+        return self.hf_model.base_model is not self.hf_model
+
+    @contextmanager
+    def watching(self, read: Callable[[torch.Tensor], None]) -> Iterator[None]:
+        """Let a callback see the last hidden states of each forward of a with block.
+
+        Args:
+            read: Given [T, H] in the model's dtype, as they go into the head.
+        """
+        hook = self.hf_model.base_model.register_forward_hook(
+            lambda _module, _inputs, output: read(output[0][0])
+        )
+        try:
+            yield
+        finally:
+            hook.remove()
 
     @contextmanager
     def _attention_switched(self, attention: StepAttention) -> Iterator[None]:

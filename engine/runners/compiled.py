@@ -121,7 +121,8 @@ class CompiledRunner:
 
     def forward(self, inputs: BatchInputs) -> torch.Tensor:
         """See `Runner.forward`."""
-        shape = None if self.failure else self._shape_of(inputs)
+        # What looks at hidden states on their way is no part of a graph.
+        shape = None if self.failure or inputs.pooled else self._shape_of(inputs)
         if shape is None:
             return self._eager.forward(inputs)
         try:

@@ -3,6 +3,7 @@
 Engine thread only. The runner is what variants (`compiled`) replace.
 """
 
+from contextlib import nullcontext
 from typing import Protocol
 
 import torch
@@ -16,7 +17,10 @@ class Runner(Protocol):
     """Computes the logits of a step."""
 
     def forward(self, inputs: BatchInputs) -> torch.Tensor:
-        """Return [N, V] logits for the N sampling requests, in the model's dtype."""
+        """Return [N, V] logits for the N sampling requests, in the model's dtype.
+
+        Fills in `inputs.pooled`.
+        """
         ...
 
     def prepare(self) -> None:
@@ -35,9 +39,15 @@ class EagerRunner:
     def forward(self, inputs: BatchInputs) -> torch.Tensor:
         """See `Runner.forward`."""
         self._attention.begin_step(inputs)
-        return self._model.forward(
-            inputs.input_ids, inputs.position_ids, inputs.sample_indices, self._attention
-        )
+
+        def read(hidden: torch.Tensor) -> None:
+            for rows in inputs.pooled:
+                rows.read(hidden)
+
+        with self._model.watching(read) if inputs.pooled else nullcontext():
+            return self._model.forward(
+                inputs.input_ids, inputs.position_ids, inputs.sample_indices, self._attention
+            )
 
     def prepare(self) -> None:
         """See `Runner.prepare`; the model is ready as it is."""

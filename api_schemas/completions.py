@@ -19,6 +19,14 @@ from api_schemas.generation import (
 from api_schemas.support import COMPLETION_FIELDS
 
 Prompts = list[str] | list[list[int]]
+PROMPT_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "string"}},
+        {"type": "array", "items": {"type": "integer"}},
+        {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
+    ]
+}
 
 
 def _is_token_list(value: Any) -> bool:
@@ -26,23 +34,36 @@ def _is_token_list(value: Any) -> bool:
     return isinstance(value, list) and all(type(item) is int for item in value)
 
 
-def _parse_prompt(value: Any) -> Prompts:
-    """Bring the four forms of a prompt into two: a list of texts or a list of token lists."""
+def parse_prompts(value: Any, *, name: str) -> Prompts:
+    """Bring the four forms of a prompt into two: a list of texts or a list of token lists.
+
+    Args:
+        value: From the wire.
+        name: The field, for what is said about it.
+
+    Raises:
+        PydanticCustomError: It has another form, or is empty.
+    """
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list):
-        raise field_error("prompt", "prompt is a text, a list of texts or of token ids.")
+        raise field_error(name, f"{name} is a text, a list of texts or of token ids.")
     if not value:
-        raise field_error("prompt", "prompt is empty.")
+        raise field_error(name, f"{name} is empty.")
     if all(isinstance(item, str) for item in value):
         return value
     token_lists = [value] if _is_token_list(value) else value
     for position, item in enumerate(token_lists):
         if not _is_token_list(item):
-            raise field_error("prompt", "prompt is a text, a list of texts or of token ids.")
+            raise field_error(name, f"{name} is a text, a list of texts or of token ids.")
         if not item:
-            raise field_error(f"prompt.{position}", "prompt has an empty list of token ids.")
+            message = f"{name} has an empty list of token ids."
+            raise field_error(f"{name}.{position}", message)
     return token_lists
+
+
+def _parse_prompt(value: Any) -> Prompts:
+    return parse_prompts(value, name="prompt")
 
 
 class CompletionRequest(SamplingFields):
@@ -62,16 +83,7 @@ class CompletionRequest(SamplingFields):
     prompt: Annotated[
         Prompts,
         PlainValidator(_parse_prompt),
-        WithJsonSchema(
-            {
-                "anyOf": [
-                    {"type": "string"},
-                    {"type": "array", "items": {"type": "string"}},
-                    {"type": "array", "items": {"type": "integer"}},
-                    {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
-                ]
-            }
-        ),
+        WithJsonSchema(PROMPT_SCHEMA),
     ]
     max_tokens: Integer | None = None
     echo: Boolean = False

@@ -94,7 +94,7 @@ class ContinuousBatchingManager:
             self.limits,
             channels,
             has_priorities=self.resolved_config.scheduler_type == "priority",
-            can_pool=model.causal_lm.shows_hidden_states,
+            can_pool=model.causal_lm.vector_size is not None,
         )
         self._thread = EngineThread(self._build_loop, self._channels)
 

@@ -74,6 +74,11 @@ class PagedModel(ContinuousMixin):
         return self.causal_lm.vocab_size
 
     @property
+    def vector_size(self) -> int | None:
+        """Numbers in a prompt's vector (`pooling`); None if hidden states cannot be seen."""
+        return self.causal_lm.vector_size
+
+    @property
     def max_model_tokens(self) -> int | None:
         """Positions one request may use; None if the configuration does not say."""
         return self.causal_lm.max_model_tokens

@@ -14,13 +14,20 @@ from pathlib import Path
 
 from engine import ContinuousBatchingConfig
 from server.effective_settings import as_toml
-from server.settings import ModelSettings, SecuritySettings, ServerSettings, TelemetrySettings
+from server.settings import (
+    BatchSettings,
+    ModelSettings,
+    SecuritySettings,
+    ServerSettings,
+    TelemetrySettings,
+)
 
 PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
 SECTIONS = {
     "model": ModelSettings,
     "engine": ContinuousBatchingConfig,
     "server": ServerSettings,
+    "batches": BatchSettings,
     "security": SecuritySettings,
     "telemetry": TelemetrySettings,
 }

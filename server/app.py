@@ -13,18 +13,45 @@ from typing import Any
 from fastapi import FastAPI
 from sse_starlette.sse import AppStatus
 
+from engine import EngineStoppingError
 from server.engine_client import Manager
 from server.error_handlers import install_error_handlers
+from server.inner_app import make_batches
 from server.layers import outer_layers
 from server.middleware import DrainGate
 from server.openapi import install_openapi
-from server.routes import chat, completions, health, models, requests, tokenization
+from server.routes import (
+    batches,
+    chat,
+    completions,
+    embeddings,
+    files,
+    health,
+    messages,
+    models,
+    requests,
+    responses,
+    tokenization,
+)
 from server.settings import Settings
 from server.state import ServerState, build_state
 from server.version import VERSION
 
 logger = logging.getLogger(__name__)
 
+ROUTES = (
+    tokenization,
+    chat,
+    completions,
+    messages,
+    embeddings,
+    responses,
+    files,
+    batches,
+    models,
+    requests,
+)
+BATCH_ROUTES = (chat.router, completions.router, embeddings.router, responses.router)
 # How long the engine thread may take to end its step, in seconds.
 STOP_SECONDS = 10.0
 
@@ -43,11 +70,14 @@ def create_app(settings: Settings, model: Any, manager: Manager, tokenizer: Any)
         title="Slipstream", version=VERSION, lifespan=_make_lifespan(state), redirect_slashes=False
     )
     app.state.server = state
+    state.batches = make_batches(state, BATCH_ROUTES)
     for prefix, in_schema in (("/v1", True), ("", False)):
-        for module in (tokenization, chat, completions, models, requests):
+        for module in ROUTES:
             app.include_router(module.router, prefix=prefix, include_in_schema=in_schema)
     app.include_router(health.router)
     app.include_router(health.router, prefix="/v1", include_in_schema=False)
+    # Paths lose the slash at their end before they are routed.
+    app.add_api_route("/v1", health.get_root, include_in_schema=False)
     install_error_handlers(app)
     install_openapi(app)
     # The one added last is the outermost.
@@ -66,11 +96,15 @@ def _make_lifespan(state: ServerState) -> Any:
         AppStatus.enable_automatic_graceful_drain = False
         await asyncio.to_thread(_start_engine, state)
         await _generate_first_token(state)
+        if state.batches is not None:
+            await state.batches.start()
         state.started = True
         try:
             yield
         finally:
             state.started = False
+            if state.batches is not None:
+                await state.batches.close()
             # Whoever waited for an answer has been told; nothing is worth finishing.
             await asyncio.to_thread(
                 state.manager.stop,
@@ -78,6 +112,7 @@ def _make_lifespan(state: ServerState) -> Any:
                 timeout=STOP_SECONDS,
                 hard_stop=True,
             )
+            await state.responses.end(EngineStoppingError("the server is shutting down"))
             state.encoder.close()
             state.setting.grammars.close()
 

@@ -25,6 +25,7 @@ class TokenDelta:
         stop_reason: The stop token or stop string that ended it, if one did.
         num_cached_tokens: Prompt tokens found in the cache.
         prompt_logprobs: What the model says of the prompt, if asked for; in the first delta only.
+        pooled: The prompt as a vector, if it was asked for; in the last delta.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -33,6 +34,7 @@ class TokenDelta:
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    pooled: list[float] | None = None
 
 
 class CompletionStream:
@@ -79,6 +81,7 @@ class CompletionStream:
         if not self._has_tokens and output.new_tokens:
             self._has_tokens = True
             pending.prompt_logprobs = output.prompt_logprobs
+        pending.pooled = output.pooled
         if output.is_finished():
             self._take_ending(output, pending)
         self._arrived.set()

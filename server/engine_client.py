@@ -5,7 +5,7 @@ lost; nobody else calls either. Knows every open stream, so that a shutdown can 
 loop only.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from engine import EngineDeadError, EngineStatistics, GenerationOutput, family_ids
@@ -18,6 +18,10 @@ class ResolvedLimits(Protocol):
     @property
     def max_model_tokens(self) -> int:
         """Prompt and answer together, in tokens."""
+
+    @property
+    def scheduler_type(self) -> str:
+        """How requests are ordered."""
 
 
 class Manager(Protocol):
@@ -77,9 +81,15 @@ class Manager(Protocol):
 class EngineClient:
     """Submits requests to the engine and keeps their streams."""
 
-    def __init__(self, manager: Manager) -> None:
-        """Use a manager whose life somebody else rules."""
+    def __init__(self, manager: Manager, arguments: Mapping[str, Any] | None = None) -> None:
+        """Use a manager whose life somebody else rules.
+
+        Args:
+            manager: The engine's front door.
+            arguments: Keywords of `add_request` that every request gets.
+        """
         self._manager = manager
+        self._arguments = dict(arguments or {})
         self._open: set[CompletionStream] = set()
         self._failure: EngineDeadError | None = None
 
@@ -118,6 +128,7 @@ class EngineClient:
         ]
         if count > 1:
             arguments = {**arguments, "num_return_sequences": count}
+        arguments = {**self._arguments, **arguments}
         for stream in streams:
             self._manager.register_result_handler(stream.request_id, stream.feed)
         try:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -34,6 +35,7 @@ from engine import (
     UnsupportedConfigError,
     UnsupportedModelError,
 )
+from server.allowed_methods import allowed_methods
 from server.request_errors import RequestError
 
 logger = logging.getLogger(__name__)
@@ -144,6 +146,8 @@ def describe_error(error: BaseException) -> ErrorAnswer:
         return make_answer(error.status, str(error), param=error.param, code=error.code)
     if isinstance(error, ValidationError):
         return _describe_validation(error)
+    if isinstance(error, RequestValidationError):
+        return _describe_parameters(error)
     if isinstance(error, EngineError):
         return _describe_engine_error(error)
     if isinstance(error, HTTPException):
@@ -192,6 +196,14 @@ def _describe_validation(error: ValidationError) -> ErrorAnswer:
     return make_answer(400, message, param=param, code=code)
 
 
+def _describe_parameters(error: RequestValidationError) -> ErrorAnswer:
+    """Say the first thing that is wrong with what stands in the address."""
+    first = error.errors()[0]
+    param = _field_path(first["loc"][1:], None)  # it begins with "query" or "path"
+    message = f"{param}: {first['msg']}."
+    return make_answer(400, message, param=param, code="invalid_value")
+
+
 def _field_path(location: Sequence[Any], param: str | None) -> str | None:
     """Join where pydantic stood and what the check itself named."""
     parts = [str(part) for part in location]
@@ -218,9 +230,13 @@ def _shorten(message: str) -> str:
     return message[:MAX_MESSAGE_CHARACTERS] + "..."
 
 
-async def _answer_error(_request: Request, error: Exception) -> Response:
+async def _answer_error(request: Request, error: Exception) -> Response:
     """Answer an error; those of our own making are logged with their traceback."""
     answer = describe_error(error)
+    if answer.status == 405:
+        # The router names the methods of one of the path's routes only.
+        allow = {"Allow": ", ".join(allowed_methods(request.scope))}
+        answer = ErrorAnswer(answer.status, answer.error, {**answer.headers, **allow})
     if answer.status == 500 and not isinstance(error, RequestError):
         logger.error("a request failed", exc_info=error)
     return answer.response()
@@ -228,5 +244,12 @@ async def _answer_error(_request: Request, error: Exception) -> Response:
 
 def install_error_handlers(app: FastAPI) -> None:
     """Let the application answer every known error from here."""
-    for kind in (RequestError, ValidationError, EngineError, HTTPException, ClientDisconnect):
+    for kind in (
+        RequestError,
+        ValidationError,
+        RequestValidationError,
+        EngineError,
+        HTTPException,
+        ClientDisconnect,
+    ):
         app.add_exception_handler(kind, _answer_error)

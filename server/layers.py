@@ -6,6 +6,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from server.access import Authentication
+from server.messages.errors import MessageErrors
 from server.middleware import ErrorBoundary, PathRules, RequestId
 from server.settings import Settings
 
@@ -20,6 +21,7 @@ def outer_layers(settings: Settings) -> list[Layer]:
         (Authentication, {"keys": settings.keys}),
         (PathRules, {}),
         (ErrorBoundary, {}),
+        (MessageErrors, {}),
         (RequestId, {}),
     ]
     if settings.server.allow_origins:

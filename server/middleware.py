@@ -12,6 +12,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.allowed_methods import allowed_methods
 from server.error_handlers import describe_error
 from server.request_errors import DrainingError
 from server.state import REQUEST_ID_SCOPE, state_of_scope
@@ -19,7 +20,6 @@ from server.state import REQUEST_ID_SCOPE, state_of_scope
 logger = logging.getLogger(__name__)
 
 REQUEST_ID_HEADER = "X-Request-Id"
-ALLOWED_METHODS = "GET, HEAD, OPTIONS, POST"
 ADMIN_PREFIX = "/admin"
 _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9._\-]")
 _SLASHES = re.compile(r"//+")
@@ -76,7 +76,7 @@ class ErrorBoundary:
 
 
 class PathRules:
-    """Serves /x/ and //x in place, HEAD as GET without a body, and OPTIONS everywhere."""
+    """Serves /x/ and //x in place, HEAD as GET without a body, OPTIONS where there is a path."""
 
     def __init__(self, app: ASGIApp) -> None:
         """Wrap an application."""
@@ -85,13 +85,13 @@ class PathRules:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Rewrite the scope; the server itself leaves out the body of a HEAD."""
         if scope["type"] == "http":
-            if scope["method"] == "OPTIONS":
-                response = Response(status_code=204, headers={"Allow": ALLOWED_METHODS})
-                await response(scope, receive, send)
-                return
             path = normalize_path(scope["path"])
             method = "GET" if scope["method"] == "HEAD" else scope["method"]
             scope = {**scope, "path": path, "raw_path": path.encode(), "method": method}
+            if method == "OPTIONS" and (methods := allowed_methods(scope)):
+                response = Response(status_code=204, headers={"Allow": ", ".join(methods)})
+                await response(scope, receive, send)
+                return
         await self._app(scope, receive, send)
 
 

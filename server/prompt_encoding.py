@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from jinja2 import TemplateError
 
-from api_schemas import ChatCompletionRequest, CompletionRequest, TokenizerInfo
+from api_schemas import ChatCompletionRequest, CompletionRequest, Prompts, TokenizerInfo
 from server.chat_messages import Message, merge_leading_system, to_template_messages
 from server.control_tokens import ControlTokens
 from server.request_errors import RequestError
@@ -100,9 +100,13 @@ class PromptEncoder:
         Raises:
             RequestError: A text has no tokens and the model has no token to begin with.
         """
-        if sum(len(prompt) for prompt in body.prompt) <= SHORT_TEXT_CHARACTERS:
-            return self._encode_prompts(body)
-        return await self._run(self._encode_prompts, body)
+        return await self.encode_inputs(body.prompt, add_special_tokens=body.add_special_tokens)
+
+    async def encode_inputs(self, inputs: Prompts, *, add_special_tokens: bool) -> list[list[int]]:
+        """Do what `encode_prompts` does."""
+        if sum(map(len, inputs)) <= SHORT_TEXT_CHARACTERS:
+            return self._encode_inputs(inputs, add_special_tokens)
+        return await self._run(self._encode_inputs, inputs, add_special_tokens)
 
     async def encode_text(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Tokenise a text, which may be empty; special tokens spelled in it are special."""
@@ -152,12 +156,12 @@ class PromptEncoder:
             self._tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"]
         )
 
-    def _encode_prompts(self, body: CompletionRequest) -> list[list[int]]:
+    def _encode_inputs(self, inputs: Prompts, add_special_tokens: bool) -> list[list[int]]:
         return [
             prompt
             if isinstance(prompt, list)
-            else self._encode_text(prompt, add_special_tokens=body.add_special_tokens)
-            for prompt in body.prompt
+            else self._encode_text(prompt, add_special_tokens=add_special_tokens)
+            for prompt in inputs
         ]
 
     def _encode_text(self, text: str, *, add_special_tokens: bool) -> list[int]:

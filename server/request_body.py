@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import Message
 
 from api_schemas import RequestModel
 from server.request_errors import RequestError
@@ -64,6 +65,28 @@ async def _read_bytes(request: Request, max_bytes: int) -> bytes:
             raise _too_large(max_bytes)
         chunks.append(chunk)
     return b"".join(chunks)
+
+
+def bound_body(request: Request, max_bytes: int) -> Request:
+    """Return the same request, whose body ends with an error when it is too large.
+
+    Raises:
+        RequestError: The request says itself that it is (413).
+    """
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > max_bytes:
+        raise _too_large(max_bytes)
+    num_bytes = 0
+
+    async def receive() -> Message:
+        nonlocal num_bytes
+        message = await request.receive()
+        num_bytes += len(message.get("body", b""))
+        if num_bytes > max_bytes:
+            raise _too_large(max_bytes)
+        return message
+
+    return Request(request.scope, receive)
 
 
 def _too_large(max_bytes: int) -> RequestError:
@@ -130,4 +153,4 @@ def _check_texts(items: Any) -> None:
                 raise _invalid_json("The request body holds a lone surrogate.") from None
 
 
-__all__ = ["ClientDisconnect", "parse_json", "read_body", "read_parsed"]
+__all__ = ["ClientDisconnect", "bound_body", "parse_json", "read_body", "read_parsed"]

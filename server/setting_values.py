@@ -24,6 +24,7 @@ TOOL_PARSERS = (
 REASONING_PARSERS = ("auto", "none", "think", "mistral", "cohere", "seed", "thought")
 SAMPLING_DEFAULTS = ("model", "openai")
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
+POOLINGS = ("mean", "last", "none")
 LOG_FORMATS = ("text", "json")
 HTTP_PARSERS = ("httptools", "h11")
 ENGINE_FAILURE_POLICIES = ("exit", "restart", "stay")

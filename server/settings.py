@@ -1,4 +1,4 @@
-"""The settings of a server: five sections, one frozen dataclass each.
+"""The settings of a server: six sections, one frozen dataclass each.
 
 Order: defaults < file < environment < command line. Unknown keys are errors. `load_settings` puts
 them together; what a value must look like stands in `server.setting_values`, and what is read from
@@ -18,6 +18,7 @@ from server.setting_values import (
     ENGINE_FAILURE_POLICIES,
     HTTP_PARSERS,
     LOG_LEVELS,
+    POOLINGS,
     REASONING_PARSERS,
     SAMPLING_DEFAULTS,
     TOOL_PARSERS,
@@ -28,7 +29,7 @@ from server.setting_values import (
     check_choice,
 )
 
-SECTIONS = ("model", "engine", "server", "security", "telemetry")
+SECTIONS = ("model", "engine", "server", "batches", "security", "telemetry")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,8 @@ class ModelSettings:
         allow_auto_map: Serve a model whose config names code of its own, with transformers' code
             in its place; the model's own is never run.
         max_model_tokens: Upper bound on prompt plus answer, 0 takes the model's own.
+        pooling: What embeddings are made of: "mean" or "last" of a text's last hidden states;
+            "none" refuses to make any.
         sampling_defaults: "model" takes defaults from generation_config.json, "openai" takes
             temperature 1 and top_p 1.
     """
@@ -60,6 +63,7 @@ class ModelSettings:
     chat_template: str = ""
     allow_auto_map: bool = False
     max_model_tokens: int = 0
+    pooling: str = "mean"
     sampling_defaults: str = "model"
 
 
@@ -89,6 +93,9 @@ class ServerSettings:
         receive_timeout_seconds: How long a client may take to send a whole request.
         send_timeout_seconds: How long a client may keep its connection full before it is cut.
         keep_alive_seconds: Idle connections are closed after this.
+        max_stored_responses: Responses that are kept, in memory, for those who come back to them;
+            0 keeps none.
+        max_stored_bytes: What they may take together.
         shutdown_timeout_seconds: How long running streams may finish after SIGTERM.
         hang_timeout_seconds: An engine that makes no step for so long while requests run counts
             as hung, and the process ends; 0 waits for ever.
@@ -114,10 +121,32 @@ class ServerSettings:
     receive_timeout_seconds: float = 60.0
     send_timeout_seconds: float = 60.0
     keep_alive_seconds: int = 75
+    max_stored_responses: int = 256
+    max_stored_bytes: int = 64 * 1024 * 1024
     shutdown_timeout_seconds: float = 30.0
     hang_timeout_seconds: float = 120.0
     engine_failure: str = "exit"
     allow_origins: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSettings:
+    """What files and batches may take.
+
+    Attributes:
+        folder: Where they are kept; empty keeps none and runs no batches.
+        max_file_bytes: Largest file of a client.
+        max_total_bytes: What all files may take together.
+        max_requests: Most requests in a batch.
+        num_at_once: Requests of batches that are answered at a time while nobody else asks; with
+            engine.scheduler_type = "priority" also beside others, whom they give way to.
+    """
+
+    folder: str = ""
+    max_file_bytes: int = 64 * 1024 * 1024
+    max_total_bytes: int = 1024 * 1024 * 1024
+    max_requests: int = 10_000
+    num_at_once: int = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +184,7 @@ class Settings:
         model: The [model] section.
         engine: The [engine] section: fields of `ContinuousBatchingConfig` by name.
         server: The [server] section.
+        batches: The [batches] section.
         security: The [security] section.
         telemetry: The [telemetry] section.
         keys: Who may ask, from files and the environment; holds hashes only.
@@ -164,6 +194,7 @@ class Settings:
     model: ModelSettings = field(default_factory=ModelSettings)
     engine: dict[str, Any] = field(default_factory=dict)
     server: ServerSettings = field(default_factory=ServerSettings)
+    batches: BatchSettings = field(default_factory=BatchSettings)
     security: SecuritySettings = field(default_factory=SecuritySettings)
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
     keys: KeyRing = field(default_factory=KeyRing)
@@ -208,6 +239,7 @@ def load_settings(
         model=build_section(ModelSettings, "model", sections.get("model", {})),
         engine=sections.get("engine", {}),
         server=build_section(ServerSettings, "server", sections.get("server", {})),
+        batches=build_section(BatchSettings, "batches", sections.get("batches", {})),
         security=build_section(SecuritySettings, "security", sections.get("security", {})),
         telemetry=build_section(TelemetrySettings, "telemetry", sections.get("telemetry", {})),
         origins=origins,
@@ -252,6 +284,7 @@ def _validate(settings: Settings) -> None:
     check_choice("model.dtype", model.dtype, DTYPES)
     check_choice("model.weights", model.weights, WEIGHTS)
     check_choice("model.sampling_defaults", model.sampling_defaults, SAMPLING_DEFAULTS)
+    check_choice("model.pooling", model.pooling, POOLINGS)
     check_choice("server.http_parser", server.http_parser, HTTP_PARSERS)
     check_choice("server.engine_failure", server.engine_failure, ENGINE_FAILURE_POLICIES)
     check_choice("server.tool_parser", server.tool_parser, TOOL_PARSERS)
@@ -265,6 +298,8 @@ def _validate(settings: Settings) -> None:
         raise SettingsError(
             f"model.max_model_tokens is {model.max_model_tokens}; write 0 for the model's own limit"
         )
+    for limit in ("max_file_bytes", "max_total_bytes", "max_requests", "num_at_once"):
+        check_at_least(f"batches.{limit}", getattr(settings.batches, limit), 1)
     for key, least in _LEAST.items():
         check_at_least(f"server.{key}", getattr(server, key), least)
 
@@ -279,6 +314,8 @@ _LEAST = {
     "max_messages": 1,
     "max_top_logprobs": 0,
     "max_stop_strings": 0,
+    "max_stored_responses": 0,
+    "max_stored_bytes": 0,
     "keep_alive_seconds": 1,
     "receive_timeout_seconds": 0.01,
     "send_timeout_seconds": 0.01,

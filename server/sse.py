@@ -56,6 +56,7 @@ class EventStream(EventSourceResponse):
         *,
         close: Callable[[], None],
         headers: dict[str, str],
+        guarded: bool = True,
     ) -> None:
         """Prepare the response.
 
@@ -63,8 +64,11 @@ class EventStream(EventSourceResponse):
             frames: Whole events.
             close: Releases what the frames are made from; called when the response is over.
             headers: Further headers.
+            guarded: Turn errors into events and end with [DONE]; frames of another protocol do
+                what theirs says.
         """
-        super().__init__(guard(frames), ping=0, sep="\n", headers={**HEADERS, **headers})
+        frames = guard(frames) if guarded else frames
+        super().__init__(frames, ping=0, sep="\n", headers={**HEADERS, **headers})
         self._close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -15,6 +15,7 @@ from starlette.types import Scope
 
 from engine import EngineDeadError
 from server.answer_plan import ModelFormats
+from server.batches.service import BatchService
 from server.engine_client import EngineClient, Manager
 from server.generation import GenerationSetting
 from server.grammars.compiler import GrammarCompiler
@@ -22,6 +23,7 @@ from server.parameters import RequestLimits, default_stops, sampling_defaults
 from server.prompt_encoding import PromptEncoder
 from server.reasoning.markers import find_markers
 from server.request_errors import ModelNotFoundError
+from server.responses.store import ResponseStore
 from server.running_requests import RunningRequests
 from server.settings import ModelSettings, ServerSettings, Settings
 from server.tools.registry import find_format, is_harmony
@@ -47,6 +49,9 @@ class ServerState:
         served_names: Names of the model; the first is its main one.
         fingerprint: Names weights, number format and version.
         created: When the server was made, in seconds since 1970.
+        batches: Keeps files and runs batches; None if there is no folder for them.
+        responses: The responses that clients may come back to.
+        vector_size: Numbers in a vector that the model makes of a text; None if it makes none.
         running: The requests that are being answered, by their ids.
         started: Whether the engine has started.
         draining: Whether the server takes no new generation requests.
@@ -63,6 +68,11 @@ class ServerState:
     served_names: tuple[str, ...]
     fingerprint: str
     created: int = field(default_factory=lambda: int(time.time()))
+    batches: BatchService | None = None
+    responses: ResponseStore = field(
+        default_factory=lambda: ResponseStore(max_responses=0, max_bytes=0)
+    )
+    vector_size: int | None = None
     running: RunningRequests = field(default_factory=RunningRequests)
     started: bool = False
     draining: bool = False
@@ -137,6 +147,10 @@ def build_state(settings: Settings, model: Any, manager: Manager, tokenizer: Any
         formats=_model_formats(server, tokenizer, encoder, vocabulary),
         served_names=names,
         fingerprint=_fingerprint(names[0], settings.model.revision, model),
+        responses=ResponseStore(
+            max_responses=server.max_stored_responses, max_bytes=server.max_stored_bytes
+        ),
+        vector_size=model.vector_size,
     )
 
 

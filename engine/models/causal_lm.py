@@ -163,9 +163,13 @@ class CausalLM:
         return logits
 
     @property
-    def shows_hidden_states(self) -> bool:
-        """Whether the decoder is a module of its own, whose output can be looked at."""
-        return self.hf_model.base_model is not self.hf_model
+    def vector_size(self) -> int | None:
+        """Width of the last hidden states; None if no module of its own puts them out."""
+        head: torch.nn.Module | None = self.hf_model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        weight = getattr(head, "weight", None)
+        if self.hf_model.base_model is self.hf_model or not isinstance(weight, torch.Tensor):
+            return None
+        return weight.shape[-1]
 
     @contextmanager
     def watching(self, read: Callable[[torch.Tensor], None]) -> Iterator[None]:

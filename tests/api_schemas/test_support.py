@@ -5,12 +5,11 @@ from pydantic import ValidationError
 
 import api_schemas
 from api_schemas import (
-    CHAT_FIELDS,
-    COMPLETION_FIELDS,
     ChatCompletionRequest,
     CompletionRequest,
     Handling,
 )
+from api_schemas.support import CHAT_FIELDS, COMPLETION_FIELDS
 
 MESSAGES = {"messages": [{"role": "user", "content": "a"}]}
 REQUESTS = [

@@ -143,6 +143,7 @@ class FakeOutput:
     exception: BaseException | None = None
     num_cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    pooled: list[float] | None = None
 
     def is_finished(self) -> bool:
         return self.status >= RequestStatus.FINISHED
@@ -166,11 +167,13 @@ class FakeModel:
     generation_config: GenerationConfig = field(default_factory=GenerationConfig)
     dtype: str = "float32"
     vocab_size: int = 512
+    vector_size: int | None = 4
 
 
 @dataclass(frozen=True)
 class FakeResolved:
     max_model_tokens: int
+    scheduler_type: str = "fifo"
 
 
 def _prompt_entry(token: int, count: int) -> TokenLogprobs:
@@ -375,6 +378,8 @@ class FakeManager:
             output.status, output.finish_reason = RequestStatus.FINISHED, FinishReason.STOP
         elif request.num_generated in (limit, len(request.script)):
             output.status, output.finish_reason = RequestStatus.FINISHED, FinishReason.LENGTH
+        if request.arguments.get("pooling") is not None:
+            output.pooled = [float(len(request.input_ids)), 3.0, -4.0, 0.5]
 
     def _deliver(self, output: FakeOutput) -> None:
         handler = self._handlers.get(output.request_id)

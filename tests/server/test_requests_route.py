@@ -5,6 +5,10 @@ import threading
 
 import pytest
 
+from server.keys import KeyRing, parse_keys
+from server.settings import ServerSettings, Settings
+from tests.server.live import run_live
+
 
 @pytest.fixture
 def slow(live):
@@ -70,3 +74,21 @@ def test_an_id_that_does_not_run_is_a_404(live):
         response = live.http.post(f"/v1/requests/{known}/cancel")
         assert response.status_code == 404
         assert response.json()["error"]["code"] == "request_not_found"
+
+
+def test_a_label_stands_for_requests_of_the_same_key_only():
+    keys = KeyRing(clients=parse_keys(["a first-secret", "b second-secret"], origin="test"))
+    settings = Settings(server=ServerSettings(port=0), keys=keys)
+    body = {"input": "a", "background": True}
+    with run_live(settings=settings) as live:
+        live.manager.paused.set()
+        headers = {"X-Request-Id": "same", "Authorization": "Bearer first-secret"}
+        made = live.http.post("/v1/responses", json=body, headers=headers).json()
+        other = {"Authorization": "Bearer second-secret"}
+        paths = ("/v1/requests/same/cancel", f"/v1/responses/{made['id']}/cancel")
+        for path in (*paths, "/v1/requests/a%00same/cancel"):
+            assert live.http.post(path, headers=other).status_code == 404
+        body = {"input": "b", "previous_response_id": made["id"]}
+        assert live.http.post("/v1/responses", json=body, headers=other).status_code == 404
+        for path in paths:
+            assert live.http.post(path, headers=headers).status_code == 200

@@ -1,0 +1,1 @@
+"""Files and batches: kept in a folder, answered when interactive requests leave room."""

@@ -1,0 +1,1 @@
+"""The Messages API on top of chats: requests, and errors in its own form."""

@@ -1,0 +1,1 @@
+"""The Responses API on top of chats: input items, runs that outlive connections, and the store."""

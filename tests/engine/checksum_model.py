@@ -7,6 +7,8 @@ request's own tokens.
 """
 
 import zlib
+from collections import Counter
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -16,7 +18,7 @@ from engine.cache.block_manager import BlockManager
 from engine.cache.paged_cache import PagedCache
 from engine.cache.sizing import LayerGeometry
 from engine.input_builder import InputBuilder
-from engine.requests import RequestState
+from engine.requests import GenerationOutput, RequestState
 from engine.sampling.parameters import SamplingParams
 from engine.scheduler import Scheduler
 
@@ -79,13 +81,18 @@ class ChecksumModel:
 
 
 class ChecksumEngine:
-    """A scheduler over a checksum model, stepped by hand."""
+    """A scheduler over a checksum model, stepped by hand.
+
+    Attributes:
+        ends: Request id -> how many terminal outputs it has had.
+    """
 
     def __init__(self, scheduler: Scheduler, vocab_size: int) -> None:
         blocks = scheduler.blocks
         self.scheduler = scheduler
         self.model = ChecksumModel(blocks, vocab_size)
         self.builder = InputBuilder(blocks.page_size, CPU)
+        self.ends: Counter[str] = Counter()
 
     def compute(self, batch: ScheduledBatch) -> SampledTokens:
         """Copy and compute what a batch asks for."""
@@ -97,8 +104,16 @@ class ChecksumEngine:
         """Run one step; return the requests that ended in it."""
         batch = self.scheduler.schedule_batch()
         assert batch.scheduled, "nothing is computed though requests wait"
-        self.scheduler.update(batch, self.compute(batch))
+        self.note(*self.scheduler.update(batch, self.compute(batch)))
         return [item.request for item in batch.scheduled if item.request.is_finished()]
+
+    def note(self, *outputs: GenerationOutput) -> None:
+        """Count terminal outputs."""
+        self.ends.update(output.request_id for output in outputs if output.is_finished())
+
+    def check_ends(self, requests: Iterable[RequestState]) -> None:
+        """Each request that has ended had one terminal output, and no other request had any."""
+        assert self.ends == Counter(r.request_id for r in requests if r.is_finished())
 
     def check_findable_blocks(self) -> None:
         """Hold what the index says of each block against what lies in its slots."""

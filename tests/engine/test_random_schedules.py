@@ -82,6 +82,7 @@ class RandomSchedule:
                 self.engine.check_findable_blocks()
         check_idle(scheduler)
         self.engine.check_findable_blocks()
+        self.engine.check_ends(self.requests)
         for request in self.requests:
             self._check_answer(request)
 
@@ -125,9 +126,10 @@ class RandomSchedule:
             return
         request = self.random.choice(alive)
         if self.random.random() < 0.7:
-            self.engine.scheduler.cancel(request)
+            self.engine.note(self.engine.scheduler.cancel(request))
         else:
-            self.engine.scheduler.fail(request, ValueError("as if its row had raised"))
+            error = ValueError("as if its row had raised")
+            self.engine.note(self.engine.scheduler.fail(request, error))
 
     def _check_answer(self, request: RequestState) -> None:
         expected = expected_answer(request.prompt_ids, request.params, self.vocab_size)
@@ -147,6 +149,7 @@ def test_random_schedules_yield_the_tokens_of_each_request_alone(first_seed):
 def test_the_random_schedules_reach_every_corner():
     """Guards the test above against becoming harmless: it has to preempt, share and copy a lot."""
     num_preempted = num_cached = num_partial = num_chunked = num_swapped = num_promoted = 0
+    num_forked = 0
     for seed in range(500):
         schedule = RandomSchedule(seed, SHORT)
         schedule.run()
@@ -154,11 +157,12 @@ def test_the_random_schedules_reach_every_corner():
         num_swapped += schedule.engine.scheduler.num_swapped_in
         for request in schedule.requests:
             num_promoted += request.promoted
+            num_forked += request.parent is not None and request.num_cached_tokens > 0
             num_cached += request.num_cached_tokens > 0
             num_partial += request.num_cached_tokens % schedule.engine.model.page_size > 0
             num_chunked += len(request.prompt_ids) > schedule.engine.scheduler._max_batch_tokens
     counts = (num_preempted, num_cached, num_partial, num_chunked, num_swapped, num_promoted)
-    assert min(counts) > 50, counts
+    assert min(*counts, num_forked) > 50, (counts, num_forked)
 
 
 def test_random_schedules_survive_colliding_block_names(monkeypatch):

@@ -5,6 +5,7 @@ own. What is attached to a request is compared with that, so that a wrong hit is
 """
 
 import itertools
+from typing import ClassVar
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -20,6 +21,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from engine import loop
 from engine.cache import prefix_index
 from engine.cache.block_manager import BlockManager
 from engine.requests import RequestState
@@ -157,6 +159,7 @@ class SchedulerWalk(RuleBasedStateMachine):
     """A scheduler over the checksum model, whose answers are wrong if anything else is."""
 
     waiting_or_running = Bundle("waiting_or_running")
+    replaced: ClassVar[list[Scheduler]] = []  # whose accounts nobody looks at any more
 
     @initialize(
         extra=st.integers(0, 6),
@@ -167,20 +170,18 @@ class SchedulerWalk(RuleBasedStateMachine):
         num_host_blocks=st.sampled_from([0, 3, 30]),
     )
     def start(self, extra, kind, sharing, max_batch_tokens, reserved, num_host_blocks):
-        self.engine = ChecksumEngine(
-            make_scheduler(
-                6 + extra,
-                PAGE,
-                kind=kind,
-                sharing=sharing,
-                max_batch_tokens=max_batch_tokens,
-                max_requests=3,
-                num_reserved_blocks=reserved,
-                num_host_blocks=num_host_blocks,
-                pace=StepPace(1.0, ticking(itertools.cycle([0.1, 0.1, 9.0]))),
-            ),
-            vocab_size=3,
+        self.make_scheduler = lambda: make_scheduler(
+            6 + extra,
+            PAGE,
+            kind=kind,
+            sharing=sharing,
+            max_batch_tokens=max_batch_tokens,
+            max_requests=3,
+            num_reserved_blocks=reserved,
+            num_host_blocks=num_host_blocks,
+            pace=StepPace(1.0, ticking(itertools.cycle([0.1, 0.1, 9.0]))),
         )
+        self.engine = ChecksumEngine(self.make_scheduler(), vocab_size=3)
         self.requests: list[RequestState] = []
 
     @property
@@ -202,6 +203,16 @@ class SchedulerWalk(RuleBasedStateMachine):
         self.scheduler.add(request)
         return request
 
+    @rule(target=waiting_or_running, request=waiting_or_running)
+    def fork(self, request):
+        """One more answer to its prompt, asked for early or late."""
+        name = f"r{len(self.requests)}"
+        child = RequestState(name, request.prompt_ids, request.params, parent=request)
+        child.priority = request.priority
+        self.requests.append(child)
+        self.scheduler.add(child)
+        return child
+
     @precondition(lambda self: self.scheduler.has_requests())
     @rule(count=st.integers(1, 5))
     def steps(self, count):
@@ -214,9 +225,23 @@ class SchedulerWalk(RuleBasedStateMachine):
         if request.is_finished():
             return
         if fails:
-            self.scheduler.fail(request, ValueError("as if its row had raised"))
+            error = ValueError("as if its row had raised")
+            self.engine.note(self.scheduler.fail(request, error))
         else:
-            self.scheduler.cancel(request)
+            self.engine.note(self.scheduler.cancel(request))
+
+    @rule()
+    def begin_again(self):
+        """Do what the loop does after a restart, and when the weights have changed."""
+        before = self.engine.scheduler
+        self.replaced.append(before)
+        after = self.engine.scheduler = self.make_scheduler()
+        after.go_on_from(before)
+        for request in self.requests:
+            if not request.is_finished():
+                request.num_preemptions += request.lifespan[0] >= 0
+                loop._detach(request)
+                after.add(request)
 
     @rule(request=waiting_or_running)
     def preempt(self, request):
@@ -228,6 +253,7 @@ class SchedulerWalk(RuleBasedStateMachine):
         if hasattr(self, "engine"):
             check_scheduler(self.scheduler)
             self.engine.check_findable_blocks()
+            self.engine.check_ends(self.requests)
 
     @invariant()
     def answers_are_those_of_each_request_alone(self):
@@ -242,9 +268,16 @@ class SchedulerWalk(RuleBasedStateMachine):
         while self.scheduler.has_requests():
             self.engine.step()
         check_idle(self.scheduler)
+        assert len(self.engine.ends) == len(self.requests)
+        self.engine.check_ends(self.requests)
 
 
 MACHINES = [BlockWalk, SchedulerWalk]
+
+
+@pytest.fixture(autouse=True)
+def replaced_schedulers_are_not_checked(cache_is_sound, monkeypatch):
+    monkeypatch.setattr(SchedulerWalk, "replaced", cache_is_sound.broken)
 
 
 @pytest.mark.parametrize("machine", MACHINES)

@@ -133,7 +133,7 @@ class Crowd:
 
     @staticmethod
     def _bits(output: GenerationOutput) -> tuple[torch.Tensor, ...]:
-        """Return the tokens, their log-probabilities as drawn and as the model has them, the best."""
+        """Return the tokens, their log-probabilities as drawn and by the model, the best."""
         best = [pair for entry in output.token_logprobs for pair in entry.top]
         return (
             torch.tensor(output.generated_tokens),

@@ -142,3 +142,39 @@ def test_logprobs_survive_a_preemption(llama):
         assert [entry.logprob for entry in output.token_logprobs] == pytest.approx(
             expected, abs=TOLERANCE
         )
+
+
+SAMPLED: dict[str, dict[str, Any]] = {
+    "as the model says": {"do_sample": True, "top_k": 0},
+    "colder": {"do_sample": True, "top_k": 0, "temperature": 0.6},
+    "of the best 20": {"do_sample": True, "top_k": 20, "temperature": 1.3},
+    "of nine tenths": {"do_sample": True, "top_k": 0, "top_p": 0.9},
+    "everything": {
+        "do_sample": True, "temperature": 1.2, "top_k": 40, "top_p": 0.95, "min_p": 0.01,
+        "repetition_penalty": 1.3, "no_repeat_ngram_size": 3,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_logprobs_of_sampled_tokens_are_those_of_generates_scores(llama, name):
+    """Generate draws others; its scores after our tokens say how likely each of ours was."""
+    options = SAMPLED[name]
+    config = ContinuousBatchingConfig(page_size=16, num_blocks=200, return_logprobs=True, seed=5)
+    outputs = run(llama, GenerationConfig(**options), config=config)
+    oracle: Any = llama.hf_model
+    assert {tuple(o.generated_tokens) for o in outputs} != {tuple(r) for r in llama.references}
+    for prompt, output in list(zip(llama.prompts, outputs, strict=True))[::4]:
+        tokens = output.generated_tokens
+        for position, token in enumerate(tokens):
+            ids = torch.tensor([[*prompt, *tokens[:position]]])
+            scores = oracle.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=1,
+                return_dict_in_generate=True,
+                output_scores=True,
+                **options,
+            ).scores[0][0]
+            expected = float(scores.log_softmax(-1)[token])
+            assert output.logprobs[position] == pytest.approx(expected, abs=TOLERANCE)

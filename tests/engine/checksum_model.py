@@ -74,6 +74,9 @@ class ChecksumModel:
             drawn[inputs.query_starts[row + 1] - 1] = checksum(self.tokens[read], self.vocab_size)
         return [drawn[index] for index in inputs.sample_indices.tolist()]
 
+    def prepare(self) -> None:
+        """There is nothing to prepare."""
+
     def forward(self, inputs: BatchInputs) -> torch.Tensor:
         """Return [N, V] logits that are 1 at the next token and 0 elsewhere."""
         tokens = torch.tensor(self.next_tokens(inputs), dtype=torch.int64)

@@ -18,6 +18,7 @@ TOOL_PARSERS = (
     "granite",
     "phi",
     "qwen_coder",
+    "glm",
     "harmony",
     "json",
 )

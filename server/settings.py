@@ -86,7 +86,7 @@ class ServerSettings:
         max_stop_strings: Most stop strings.
         tool_parser: How the model writes calls of functions; "auto" tells it from the chat
             template. Others are hermes, llama_json, pythonic, mistral, deepseek, granite, phi,
-            qwen_coder, harmony and json.
+            qwen_coder, glm, harmony and json.
         reasoning_parser: What the model writes around its reasoning, which answers then carry
             apart; "auto" tells it from the chat template, "none" leaves it in the text. Others are
             think, mistral, cohere, seed and thought.

@@ -3,6 +3,7 @@
 from server.tools.call_format import CallFormat, JsonCallFormat
 from server.tools.deepseek import BEGIN, DEEPSEEK
 from server.tools.generic_json import GENERIC_JSON
+from server.tools.glm import GLM
 from server.tools.granite import GRANITE
 from server.tools.harmony import NAME as HARMONY
 from server.tools.harmony import SIGN as HARMONY_SIGN
@@ -24,6 +25,7 @@ FORMATS: dict[str, CallFormat] = {
         GRANITE,
         PHI,
         QWEN_CODER,
+        GLM,
         GENERIC_JSON,
     )
 }
@@ -36,6 +38,7 @@ _SIGNS: tuple[tuple[tuple[str, ...], CallFormat], ...] = (
     (("functools",), PHI),
     (("<|tool_call|>",), GRANITE),
     (("<tool_call>", "<function="), QWEN_CODER),
+    (("<tool_call>", "<arg_key>"), GLM),
     (("<tool_call>",), HERMES),
     (("<|python_start|>",), PYTHONIC),
     (("[func_name1(",), PYTHONIC),

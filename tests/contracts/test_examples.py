@@ -26,7 +26,13 @@ def run(name: str, *arguments: str, url: str = "") -> str:
 
 def test_no_example_is_forgotten_here():
     names = {path.name for path in EXAMPLES}
-    assert names == {"curl.sh", "chat_stream.py", "load.py", "offline_generate_batch.py"}
+    assert names == {
+        "curl.sh",
+        "chat_stream.py",
+        "load.py",
+        "offline_generate_batch.py",
+        "structured_answer.py",
+    }
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
@@ -44,6 +50,10 @@ def test_curl(served_tiny_model):
 
 def test_chat_stream(served_tiny_model):
     assert " tokens]" in run("chat_stream.py", "Hello", url=served_tiny_model.url)
+
+
+def test_structured_answer(served_tiny_model):
+    assert run("structured_answer.py", url=served_tiny_model.url).startswith("mood=<Mood.")
 
 
 def test_load(served_tiny_model):

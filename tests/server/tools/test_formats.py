@@ -148,10 +148,20 @@ READ = [
         ONE,
         "I call it:",
     ),
+    (
+        "glm",
+        "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n"
+        "<arg_key>days</arg_key>\n<arg_value>2</arg_value>\n</tool_call>",
+        ONE,
+        "",
+    ),
+    ("glm", "So.\n«<tool_call>»now\n</tool_call>", [("now", "{}")], "So."),
 ]
 
 # Format, and what is no call in it: it stays what it is.
 TEXTS = [
+    ("glm", "<tool_call>unknown\n</tool_call>"),
+    ("glm", "<tool_call>add\nwords</tool_call>"),
     ("hermes", "Plain words, a < b, <tool, and <tool_call> in a sentence."),
     ("hermes", "<tool_call>{bad"),
     ("hermes", '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Par'),

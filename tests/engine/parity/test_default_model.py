@@ -4,6 +4,11 @@ from itertools import product
 
 import pytest
 
+import engine
+from engine.models.quantized_modules import QuantizedLinear
+from server.environment import cache_folder
+from server.model_store import find_model
+from server.settings import ModelSettings
 from tests.engine.parity.default_model import varied_lengths
 from tests.engine.parity.grid import Settings
 from tests.engine.parity.subject import Subject
@@ -39,6 +44,16 @@ def many_prompts(default_model) -> Subject:
 @pytest.mark.parametrize(("settings", "use_kernels"), NORMAL_CASES, ids=str)
 def test_tokens_equal_generate(settings, use_kernels, few_prompts, judge):
     judge(few_prompts.run(settings, use_kernels=use_kernels))
+
+
+@pytest.mark.timeout(600)
+def test_the_packed_weights_of_the_file_answer_as_its_numbers(few_prompts, judge):
+    """The oracle has the same numbers in float32; what is served has the file's blocks."""
+    stored = find_model(ModelSettings(), cache_folder())
+    packed = engine.load(stored.source)
+    assert isinstance(packed.hf_model.get_output_embeddings(), QuantizedLinear)
+    with packed.continuous_batching_context_manager() as manager:
+        judge(few_prompts.compare(few_prompts.generate(manager)))
 
 
 @pytest.mark.long

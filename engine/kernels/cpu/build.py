@@ -45,7 +45,14 @@ class InstructionSet:
 
 AVX512 = InstructionSet(
     "avx512",
-    ("-mavx512f", "-mavx512vl", "-mfma", "-mprefer-vector-width=512", "-DVECTOR_FLOATS=16"),
+    (
+        "-mavx512f",
+        "-mavx512bw",
+        "-mavx512vl",
+        "-mfma",
+        "-mprefer-vector-width=512",
+        "-DVECTOR_FLOATS=16",
+    ),
 )
 AVX2 = InstructionSet("avx2", ("-mavx2", "-mfma", "-DVECTOR_FLOATS=8"))
 GENERIC = InstructionSet("generic", ("-DVECTOR_FLOATS=4",))

@@ -5,8 +5,8 @@
 // (tile.h), so a result is bitwise that of the fp32 layer on the unpacked weights.
 //
 //   bf16        [K][32] bf16
-//   int8 rows   [32] fp32 scales, then [K][32] int8
-//   int8        per 32 of K: [32] fp16 scales, then [32][32] int8
+//   int8 rows   [32] fp32 scales, then [K][32] bytes, code + 128
+//   int8        per 32 of K: [32] fp16 scales, then [32][32] bytes, code + 128
 //   int4        per 32 of K: [32] fp16 scales, [32] fp16 minima, then [4][32] words of 8 codes, the
 //               first in the lowest bits
 //
@@ -39,24 +39,44 @@ inline Words widen(const uint8_t* from) {
         Halves(*reinterpret_cast<const UnalignedHalves*>(from)), Words);
 }
 
-// Compilers make single bytes of a general conversion.
-inline Integers widen_signed(const uint8_t* from) {
-#if VECTOR_FLOATS == 16
-    return Integers(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
-#elif VECTOR_FLOATS == 8
-    return Integers(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
-#else
-    Integers wide;
-    for (int i = 0; i < kLanes; ++i) wide[i] = int8_t(from[i]);
-    return wide;
-#endif
-}
-
 inline Vector as_floats(Words bits) {
     Vector value;
     std::memcpy(&value, &bits, sizeof(value));
     return value;
 }
+
+// Bytes as the numbers kByteBase + byte.
+#if VECTOR_FLOATS == 16
+// A byte becomes bits 8 to 15 of a number between 2^15 and 2^16, whose last bit is 2^-8: one
+// permutation in place of a widening and a conversion.
+constexpr float kByteBase = 32768.0f;
+inline Vector byte_numbers(const uint8_t* from) {
+    const __m512i places = _mm512_set_epi32(0x00000f00, 0x00000e00, 0x00000d00, 0x00000c00,
+                                            0x00000b00, 0x00000a00, 0x00000900, 0x00000800,
+                                            0x00000700, 0x00000600, 0x00000500, 0x00000400,
+                                            0x00000300, 0x00000200, 0x00000100, 0x00000000);
+    const __m512i bytes =
+        _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+    const __m512i base = _mm512_set1_epi32(0x47000000);
+    return Vector(_mm512_castsi512_ps(
+        _mm512_mask_shuffle_epi8(base, 0x2222222222222222, bytes, places)));
+}
+#else
+constexpr float kByteBase = 0.0f;
+inline Vector byte_numbers(const uint8_t* from) {
+#if VECTOR_FLOATS == 8
+    const Integers wide =
+        Integers(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+#else
+    Integers wide;
+    for (int i = 0; i < kLanes; ++i) wide[i] = from[i];
+#endif
+    return __builtin_convertvector(wide, Vector);
+}
+#endif
+// What stands for code 0.
+constexpr float kByteZero = kByteBase + 128.0f;
+constexpr uint8_t kCodeZero = 128;
 
 // fp16 to fp32, exactly, for finite numbers: the exponent's bias differs by 112.
 inline Vector from_fp16(const uint8_t* from) {
@@ -97,7 +117,7 @@ struct Bfloat16 {
 struct EightBits {
     static constexpr int kStep = 2;
     struct Codes {
-        Integers numbers[2][kTileVectors];
+        Vector numbers[2][kTileVectors];
     };
     const uint8_t* codes;
     Vector scale[kTileVectors];
@@ -109,11 +129,8 @@ struct EightBits {
         for (int j = 0; j < 2; ++j)
 #pragma GCC unroll 4
             for (int v = 0; v < kTileVectors; ++v)
-                loaded.numbers[j][v] = widen_signed(at + j * kPanel + v * kLanes);
+                loaded.numbers[j][v] = byte_numbers(at + j * kPanel + v * kLanes);
         return loaded;
-    }
-    Vector weight(const Codes& loaded, int j, int v) const {
-        return __builtin_convertvector(loaded.numbers[j][v], Vector) * scale[v];
     }
 };
 
@@ -130,6 +147,9 @@ struct Int8Rows : EightBits {
     }
     void enter(int64_t) {}
     Codes load(int64_t k) const { return load_at(codes + k * kPanel); }
+    Vector weight(const Codes& loaded, int j, int v) const {
+        return (loaded.numbers[j][v] - kByteZero) * scale[v];
+    }
 };
 
 struct Int8 : EightBits {
@@ -137,6 +157,8 @@ struct Int8 : EightBits {
     static constexpr int64_t kGroupBytes = kPanel * (2 + kGroupSize);
     const uint8_t* panel;
     int column;
+    // What is added to a byte's number times the scale: both have few enough bits to be exact.
+    Vector shift[kTileVectors];
 
     Int8(const uint8_t* data, int64_t, int first) : panel(data), column(first) {}
     static constexpr int64_t panel_bytes(int64_t depth) {
@@ -144,11 +166,16 @@ struct Int8 : EightBits {
     }
     void enter(int64_t k) {
         const uint8_t* group = panel + k / kGroupSize * kGroupBytes;
-        for (int v = 0; v < kTileVectors; ++v)
+        for (int v = 0; v < kTileVectors; ++v) {
             scale[v] = from_fp16(group + (column + v * kLanes) * 2);
+            shift[v] = scale[v] * -kByteZero;
+        }
         codes = group + kPanel * 2 + column;
     }
     Codes load(int64_t k) const { return load_at(codes + k % kGroupSize * kPanel); }
+    Vector weight(const Codes& loaded, int j, int v) const {
+        return loaded.numbers[j][v] * scale[v] + shift[v];
+    }
 };
 
 // The numbers of the low four bits of each word.
@@ -267,7 +294,8 @@ void pack_int8_rows(const int8_t* codes, const float* scales, uint8_t* panels, i
                     [&](uint8_t* panel, int64_t c, int64_t column) {
                         std::memcpy(panel + c * 4, scales + column, 4);
                         for (int64_t k = 0; k < depth; ++k)
-                            panel[kPanel * 4 + k * kPanel + c] = codes[column * depth + k];
+                            panel[kPanel * 4 + k * kPanel + c] =
+                                codes[column * depth + k] ^ kCodeZero;
                     });
 }
 
@@ -282,7 +310,8 @@ void pack_int8(const int8_t* codes, const uint16_t* scales, uint8_t* panels, int
                                   scales[column * groups + g]);
                         for (int64_t k = 0; k < depth; ++k)
                             panel[k / kGroupSize * Int8::kGroupBytes + kPanel * 2 +
-                                  k % kGroupSize * kPanel + c] = codes[column * depth + k];
+                                  k % kGroupSize * kPanel + c] =
+                                codes[column * depth + k] ^ kCodeZero;
                     });
 }
 

@@ -13,6 +13,7 @@ from api_schemas import (
     BlockDelta,
     ChatChunkChoice,
     ContentBlock,
+    MadeToolCall,
     Message,
     MessageEnding,
     MessageEvent,
@@ -54,15 +55,17 @@ class MessageRenderer:
     def events(self, choice: ChatChunkChoice) -> Iterator[MessageEvent]:
         """Yield what a chunk adds."""
         delta = choice.delta
-        if reasoning := getattr(delta, "reasoning", None):
+        if delta.reasoning:
             thought = ThinkingBlock(type="thinking", thinking="", signature="")
-            yield from self._say(thought, BlockDelta(type="thinking_delta", thinking=reasoning))
-            self._texts.append(reasoning)
+            yield from self._say(
+                thought, BlockDelta(type="thinking_delta", thinking=delta.reasoning)
+            )
+            self._texts.append(delta.reasoning)
         if delta.content:
             block = TextBlock(type="text", text="")
             yield from self._say(block, BlockDelta(type="text_delta", text=delta.content))
             self._texts.append(delta.content)
-        for call in getattr(delta, "tool_calls", None) or ():
+        for call in delta.tool_calls or ():
             yield from self._call(call)
         if choice.finish_reason is not None:
             self._end(choice)
@@ -88,7 +91,7 @@ class MessageRenderer:
             yield from self._start(block)
         yield self._block_event("content_block_delta", delta=delta)
 
-    def _call(self, call: Any) -> Iterator[MessageEvent]:
+    def _call(self, call: MadeToolCall) -> Iterator[MessageEvent]:
         """Begin a call, or add to its input."""
         if call.id is not None:
             self._has_calls = True

@@ -76,13 +76,13 @@ class ResponseRenderer:
     def events(self, choice: ChatChunkChoice) -> Iterator[ResponseEvent]:
         """Yield what a chunk adds."""
         delta = choice.delta
-        if reasoning := getattr(delta, "reasoning", None):
-            yield from self._say(OpenReasoning, reasoning, [])
+        if delta.reasoning:
+            yield from self._say(OpenReasoning, delta.reasoning, [])
         entries = list(choice.logprobs.content) if choice.logprobs is not None else []
         if delta.content or (entries and isinstance(self._open, OpenMessage)):
             # A closing token may have no text, and yet its entry.
             yield from self._say(OpenMessage, delta.content or "", entries)
-        for call in getattr(delta, "tool_calls", None) or ():
+        for call in delta.tool_calls or ():
             if call.id is not None:
                 yield from self._close("completed")
                 self._open = OpenCall(self._event, len(self._items), call.id, call.function.name)

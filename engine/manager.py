@@ -120,7 +120,8 @@ class ContinuousBatchingManager:
             eos_token_id: Tokens that end the answer; None: the generation configuration's, -1 none.
             **logit_processor_kwargs: Sampling parameters, see `SamplingParams`; options of the
                 generation configuration by name; deadline_seconds, num_return_sequences,
-                prompt_logprobs, stop_strings and tokenizer; pooling, "mean" or "last", to have the
+                prompt_logprobs, stop_strings and tokenizer; grammar, which the answer follows;
+                pooling, "mean" or "last", to have the
                 prompt's last hidden states as one vector in the terminal output; and, with
                 scheduler_type="priority", priority: lower ones go first, 0 if it is not given.
 

@@ -59,8 +59,9 @@ DIFFERENCES = {
     "add_request": "Never blocks: a full queue raises `QueueFullError` at once. An id in use, an "
     "id outside the vocabulary, an empty or over-long prompt and a bad parameter are refused here. "
     "A stopping or dead engine raises instead of returning None. Sampling parameters are per "
-    "request, greedy or not included; so are the logits processors, on the whole history. Options "
-    "of beam search, guidance, watermarking and token healing are named and refused.",
+    "request, greedy or not included; so are the logits processors, on the whole history. The "
+    "keyword grammar takes an `engine.Grammar` that the answer follows. Options of beam search, "
+    "guidance, watermarking and token healing are named and refused.",
     "add_requests": "All are checked before the first is submitted; waits for a place. Ids "
     "that are made, here and in `add_request`, pass over ids that callers use.",
     "continuous_batching_context_manager": "Blocks and batches that use one kept manager share it: "

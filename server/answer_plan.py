@@ -108,7 +108,8 @@ def plan_answer(
     opening = Opening.CLOSED
     recipe = _recipe(formats, body, tools)
     if formats.reasoning is not None:
-        opening = find_opening(formats.reasoning, prompt.text)
+        begun = (body.messages[-1].content or "") if body.continue_final_message else ""
+        opening = find_opening(formats.reasoning, prompt.text, begun)
         if recipe is not None:
             recipe = GrammarRecipe(
                 recipe.name,

@@ -42,8 +42,17 @@ def find_markers(name: str, template: str) -> ReasoningMarkers | None:
     return next((one for one in MARKERS.values() if one.closing in template), None)
 
 
-def find_opening(markers: ReasoningMarkers, prompt: str) -> Opening:
-    """Return what a rendered prompt says: only what follows its last message counts."""
+def find_opening(markers: ReasoningMarkers, prompt: str, begun: str = "") -> Opening:
+    """Return what a rendered prompt says: only what follows its last message counts.
+
+    Args:
+        markers: The family's.
+        prompt: The whole prompt.
+        begun: The message that the answer continues, if it continues one.
+    """
+    place = begun.rfind(markers.opening)
+    if place >= 0 and markers.closing not in begun[place:]:
+        return Opening.INSIDE
     tail = prompt.rstrip()
     if tail.endswith(markers.opening):
         return Opening.INSIDE

@@ -85,6 +85,18 @@ def test_the_prompts_end_says_whether_reasoning_has_begun(prompt, opening):
     assert find_opening(THINK, prompt) is opening
 
 
+@pytest.mark.parametrize(
+    ("begun", "opening"),
+    [
+        ("<think>so far", Opening.INSIDE),
+        ("<think>done</think>and", Opening.POSSIBLE),
+        ("words", Opening.POSSIBLE),
+    ],
+)
+def test_a_message_that_is_continued_may_have_begun_its_reasoning(begun, opening):
+    assert find_opening(THINK, f"<|assistant|>{begun}", begun) is opening
+
+
 def test_the_end_of_the_reasoning_is_known_to_the_character():
     made = parser(Opening.INSIDE)()
     made.text("abc")

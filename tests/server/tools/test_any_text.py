@@ -34,7 +34,7 @@ def agree(make, recording: str, place: int):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_calls_do_not_depend_on_the_cuts(name, data):
     pieces = data.draw(st.lists(st.sampled_from(fragments(name)), max_size=12))
@@ -49,7 +49,7 @@ def test_calls_do_not_depend_on_the_cuts(name, data):
         assert text_of(parts) == visible(recording)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_reasoning_does_not_depend_on_the_cuts(data):
     markers = MARKERS["think"]
@@ -66,7 +66,7 @@ def test_reasoning_does_not_depend_on_the_cuts(data):
         assert calls_of(parts) or text_of(parts) == visible(recording)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_channels_do_not_depend_on_the_cuts(data):
     kinds = [*COMMON, "«<|channel|>»", "«<|message|>»", "«<|end|>»", "«<|start|>»", "«<|call|>»"]

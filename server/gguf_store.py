@@ -51,7 +51,10 @@ def write_from(path: Path, target: Path) -> None:
         write_tokenizer(gguf_metadata(path), target)
     except EngineError as error:
         raise ModelUnavailableError(str(error)) from error
-    except ValueError as error:
+    except OSError:
+        raise
+    except Exception as error:
+        # A vocabulary that is no vocabulary makes its library raise errors of its own kind.
         raise ModelUnavailableError(f"{path.name} cannot be served: {error}") from error
 
 

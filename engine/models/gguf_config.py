@@ -58,6 +58,10 @@ def model_config(file: GGUFFile) -> PretrainedConfig:
         return AutoConfig.for_model(architecture, **_values(file, architecture))
     except KeyError as error:
         raise UnsupportedModelError(f"{file.path.name} does not say {error}") from error
+    except (ArithmeticError, TypeError, ValueError, LookupError) as error:
+        raise UnsupportedModelError(
+            f"{file.path.name} describes a model that cannot be: {error}"
+        ) from error
 
 
 def _values(file: GGUFFile, architecture: str) -> dict[str, Any]:

@@ -77,7 +77,7 @@ class GGUFFile:
             try:
                 content = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
                 self.metadata, self.tensors = _Reader(content).read()
-            except (ValueError, KeyError, struct.error, OverflowError) as error:
+            except (ArithmeticError, LookupError, ValueError, struct.error) as error:
                 raise UnsupportedModelError(
                     f"{path} cannot be read as a GGUF file: {error}"
                 ) from error
@@ -142,6 +142,8 @@ class _Reader:
             code = NUMBERS[item_kind]
             raw = self._take(count * struct.calcsize("<" + code))
             return list(struct.unpack(f"<{count}{code}", raw))
+        if item_kind == ARRAY:
+            raise ValueError("arrays of arrays mean nothing in it")
         # Each takes some bytes, so a count that is a lie ends with the file.
         return [self._value(item_kind) for _ in range(count)]
 

@@ -87,6 +87,10 @@ def test_what_cannot_be_served_is_one_line(path, tmp_path):
     assert "is of the kind gpt2 other; known are" in refusal(
         write_model(tmp_path / "b.gguf", **{"tokenizer.ggml.pre": "other"}), tmp_path
     )
+    for name, value in (("merges", ["z y"]), ("tokens", 3), ("token_type", [1])):
+        text = refusal(write_model(path, **{f"tokenizer.ggml.{name}": value}), tmp_path)
+        assert text.startswith("my-model.gguf cannot be served: ")
+    write_model(path)
     path.write_bytes(path.read_bytes()[:50])
     assert "my-model.gguf cannot be read as a GGUF file: it ends" in refusal(path, tmp_path)
     assert not list(tmp_path.rglob(".staging-*"))

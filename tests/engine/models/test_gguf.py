@@ -162,6 +162,20 @@ class TestRefusals:
         with pytest.raises(UnsupportedModelError, match="it ends too early"):
             engine.load(path)
 
+    @pytest.mark.parametrize(
+        ("field", "reason"),
+        [
+            # Arrays in arrays, deeper than the interpreter goes; an alignment to nothing.
+            (struct.pack("<QcII", 1, b"x", 9, 9) + struct.pack("<QI", 1, 9) * 5000, "of arrays"),
+            (struct.pack("<Q17sII", 17, b"general.alignment", 4, 0), "division"),
+            (struct.pack("<QcI", 1, b"x", 99), "99"),
+        ],
+    )
+    def test_metadata_that_mean_nothing_are_refused(self, path, field, reason):
+        path.write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 0, 1) + field)
+        with pytest.raises(UnsupportedModelError, match=reason):
+            engine.load(path)
+
     def test_another_version_and_another_file_are_refused(self, path):
         content = path.read_bytes()
         path.write_bytes(b"GGUF" + struct.pack(">I", 3) + content[8:])
@@ -177,6 +191,14 @@ class TestRefusals:
             (lambda f: f.metadata.update({"general.architecture": "mamba"}), "'mamba'"),
             (lambda f: f.metadata.update({"llama.expert_count": 8}), "sets expert_count"),
             (lambda f: f.metadata.pop("llama.block_count"), "does not say 'block_count'"),
+            (
+                lambda f: f.metadata.update({"llama.attention.head_count": 0}),
+                "describes a model that cannot be",
+            ),
+            (
+                lambda f: f.metadata.update({"llama.embedding_length": "many"}),
+                "describes a model that cannot be",
+            ),
             (lambda f: f.tensors.pop("blk.1.ffn_up.weight"), "holds no model.layers.1.mlp.up_proj"),
             (
                 lambda f: f.tensors.update({"blk.1.zzz.weight": f.tensors["output_norm.weight"]}),

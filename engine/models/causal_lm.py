@@ -166,10 +166,11 @@ class CausalLM:
     def vector_size(self) -> int | None:
         """Width of the last hidden states; None if no module of its own puts them out."""
         head: torch.nn.Module | None = self.hf_model.get_output_embeddings()  # type: ignore[no-untyped-call]
-        weight = getattr(head, "weight", None)
-        if self.hf_model.base_model is self.hf_model or not isinstance(weight, torch.Tensor):
+        if self.hf_model.base_model is self.hf_model or head is None:
             return None
-        return weight.shape[-1]
+        # Linear layers of every format, packed ones included, say what they take.
+        size = getattr(head, "in_features", None)
+        return size if isinstance(size, int) else None
 
     @contextmanager
     def watching(self, read: Callable[[torch.Tensor], None]) -> Iterator[None]:

@@ -123,7 +123,12 @@ def main(arguments: Sequence[str]) -> None:
     options = parse_arguments(arguments)
     stored = find_model(ModelSettings(path=options.model), cache_folder())
     windows, digest = read_windows(stored, options.tokens)
-    models = {weights: load(stored, weights) for weights in ("fp32", "auto", *FORMATS, SHIFTED)}
+    models = {}
+    for weights in ("fp32", "auto", *FORMATS, SHIFTED):
+        try:
+            models[weights] = load(stored, weights)
+        except engine.UnsupportedConfigError as error:
+            print(f"left out: {error}", file=sys.stderr)
     qualities = {weights: Quality() for weights in models}
     for window in track(windows, "Reading", console=Console(stderr=True)):
         reference = log_probabilities(models["fp32"], window)

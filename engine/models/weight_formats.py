@@ -4,7 +4,6 @@ Runs on the caller's thread, before the model is taken over. Each float32 matrix
 is packed, so that no two copies of the model are in memory.
 """
 
-import logging
 from collections.abc import Iterator
 
 from torch import nn
@@ -17,10 +16,8 @@ from engine.models.quantization import is_exact, quantize
 from engine.models.quantized_modules import QuantizedEmbedding, QuantizedLinear
 from engine.models.replacement import is_plain_module
 
-logger = logging.getLogger(__name__)
-
-# (linear layers, head and embedding) for each name. Four bits are too few for the head: see
-# docs/quantisation.md.
+# (linear layers, head and embedding) for each name. The head, which every choice of a token goes
+# through, keeps eight bits, as it does in most quantised files.
 FORMATS = {
     "bf16": (Format.BF16, Format.BF16),
     "int8": (Format.INT8, Format.INT8),

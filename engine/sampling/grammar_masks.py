@@ -6,6 +6,7 @@ its request and nothing else, so preempting and computing again changes nothing.
 except where it is said otherwise.
 """
 
+import time
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,6 +17,12 @@ import numpy.typing as npt
 from engine.errors import EngineError, GrammarFailedError
 from engine.requests import RequestState
 from engine.sampling.grammar import Matcher
+
+# A step waits for the masks of its rows, so a grammar that is slow to follow slows everybody. A
+# mask takes tens of microseconds; what takes hundreds of times as long, on and on, is given up.
+# In seconds of processor time: a start, and so much for each token.
+ALLOWED_SECONDS = 1.0
+ALLOWED_SECONDS_PER_TOKEN = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +47,15 @@ class _Row:
         self.num_masked = -1
         self._matcher: Matcher | None = None
         self._num_read = 0
+        self._seconds = 0.0
 
     def make_mask(self, num_generated: int, vocab_size: int) -> Mask:
         """Bring the matcher up to the last accepted token and ask it; not on the engine thread."""
         params = self.request.params
         assert params.grammar is not None
+        if self._seconds > ALLOWED_SECONDS + ALLOWED_SECONDS_PER_TOKEN * num_generated:
+            raise GrammarFailedError("the grammar takes too long to follow")
+        started = time.thread_time()
         try:
             matcher = self._matcher = self._matcher or params.grammar.matcher()
             for token in self.request.generated_tokens[self._num_read : num_generated]:
@@ -57,6 +68,7 @@ class _Row:
             raise
         except BaseException as cause:  # native code may raise what is no Exception
             raise GrammarFailedError(f"the grammar cannot be followed: {cause}") from cause
+        self._seconds += time.thread_time() - started
         eos, stops = list(params.eos_token_ids), list(params.stop_token_ids)
         allowed[eos] = False
         must_end = is_complete and not allowed.any()

@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from engine import ContinuousBatchingConfig, FinishReason, GrammarFailedError, InvalidRequestError
+from engine.sampling import grammar_masks
 from tests.engine.sampling.stairs import Stairs
 
 EOS = 150
@@ -139,6 +140,15 @@ def test_a_grammar_that_gives_up_fails_its_own_request(make_manager, temperature
     assert isinstance(outputs["bad"].exception, GrammarFailedError)
     assert len(outputs["bad"].generated_tokens) == 2
     assert_follows(Stairs(4, 7), outputs["good"].generated_tokens)
+
+
+def test_a_grammar_that_slows_everybody_is_given_up(generate, monkeypatch):
+    monkeypatch.setattr(grammar_masks, "ALLOWED_SECONDS", 0.0)
+    monkeypatch.setattr(grammar_masks, "ALLOWED_SECONDS_PER_TOKEN", 0.0)
+    (output,) = generate([PROMPTS[0]], grammar=Stairs(4, 9), temperature=0.0)
+    assert isinstance(output.exception, GrammarFailedError)
+    assert "too long" in str(output.exception)
+    assert len(output.generated_tokens) == 1, "the first mask is made in any case"
 
 
 def test_nothing_left_to_draw_is_the_grammars_failure(generate):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from api_schemas.endpoints import REQUEST_BODIES
 from server.keys import KeyRing, parse_keys
 from server.settings import BatchSettings, ModelSettings, ServerSettings, Settings
 from tests.server.live import LiveServer, run_live
@@ -159,6 +160,15 @@ def test_every_route_has_a_policy(server):
     document = server.http.get("/openapi.json").json()
     found = {(method.upper(), path) for path, item in document["paths"].items() for method in item}
     assert found == set(POLICIES)
+
+
+def test_every_body_has_its_fields_in_the_compatibility_tables(server):
+    """The tables, and the test that no field is missing in them, go by this list."""
+    listed = {tuple(route.split(" ")) for route, _ in REQUEST_BODIES}
+    assert listed == set(READERS)
+    paths = server.http.get("/openapi.json").json()["paths"]
+    for method, path in READERS:
+        assert "application/json" in paths[path][method.lower()]["requestBody"]["content"]
 
 
 @every_path

@@ -59,16 +59,6 @@ def test_what_is_cached_changes_nothing(subject, kind):
         assert (cached > 0) == (kind == "last")
 
 
-def test_it_does_not_depend_on_where_the_prompt_is_cut_nor_on_others(subject):
-    vectors = []
-    for chunk in (3, 7, 512):
-        config = ContinuousBatchingConfig(page_size=4, num_blocks=600, max_batch_tokens=chunk)
-        vectors.append([output.pooled for output in run(subject, config, pooling="mean")])
-    for others in vectors[1:]:
-        for one, other in zip(vectors[0], others, strict=True):
-            torch.testing.assert_close(torch.tensor(one), torch.tensor(other))
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_preempted_prompt_is_counted_once(subject, kind):
     small = ContinuousBatchingConfig(

@@ -7,6 +7,7 @@ must not be kept until then.
 import heapq
 from collections.abc import Mapping
 
+from engine.errors import EngineError
 from engine.requests import RequestState
 
 # Entries of ended requests are swept out when they outnumber the others by this many.
@@ -22,27 +23,29 @@ class Deadlines:
 
     def add(self, request: RequestState) -> None:
         """Watch a request, if it has a deadline."""
-        if request.deadline is not None:
-            heapq.heappush(self._heap, (request.deadline, request.request_id))
+        for deadline in request.deadlines:
+            heapq.heappush(self._heap, (deadline, request.request_id))
 
     def is_due(self, now: float) -> bool:
         """Return whether the nearest deadline has passed (`time.perf_counter`)."""
         return bool(self._heap) and self._heap[0][0] <= now
 
-    def pop_expired(self, now: float, live: Mapping[str, RequestState]) -> list[RequestState]:
-        """Return the requests whose deadline has passed, and watch them no more.
+    def pop_expired(
+        self, now: float, live: Mapping[str, RequestState]
+    ) -> list[tuple[RequestState, EngineError]]:
+        """Return the requests that are to be given up, with the reason.
 
         Args:
             now: The time (`time.perf_counter`).
             live: The requests that have not ended, by id.
         """
-        expired = []
+        expired: dict[str, tuple[RequestState, EngineError]] = {}
         while self.is_due(now):
-            deadline, request_id = heapq.heappop(self._heap)
-            request = live.get(request_id)
-            if request is not None and request.deadline == deadline:  # ids may be used again
-                expired.append(request)
-        return expired
+            request = live.get(heapq.heappop(self._heap)[1])
+            # An id may be used again, and one that has started may wait no longer.
+            if request is not None and (reason := request.expiry(now)) is not None:
+                expired[request.request_id] = (request, reason)
+        return list(expired.values())
 
     def sweep(self, live: Mapping[str, RequestState]) -> None:
         """Forget the requests that have ended, once there are many of them."""

@@ -11,6 +11,7 @@
         ├── EngineStoppingError      the engine takes no new requests
         ├── EngineDeadError          the loop died; its cause is chained
         ├── RequestFailedError       this request failed while it ran
+        ├── QueueTimeoutError        this request did not start in the time it was given
         ├── DeadlineExceededError    this request did not end in the time it was given
         ├── UnsupportedModelError    the model cannot run on paged attention
         ├── UnsupportedConfigError   a configuration field is not supported here; names it
@@ -131,6 +132,19 @@ class DeadlineExceededError(ServerError, TimeoutError):
         """Name the time."""
         super().__init__(f"the request did not end within its {deadline_seconds:g} s")
         self.deadline_seconds = deadline_seconds
+
+
+class QueueTimeoutError(ServerError, TimeoutError):
+    """A request did not start in the time it was given.
+
+    Attributes:
+        queue_seconds: That time, from its submission on.
+    """
+
+    def __init__(self, queue_seconds: float) -> None:
+        """Name the time."""
+        super().__init__(f"the request did not start within its {queue_seconds:g} s")
+        self.queue_seconds = queue_seconds
 
 
 class UnsupportedModelError(ServerError, ValueError):

@@ -16,7 +16,6 @@ from engine.batch import SampledTokens, ScheduledBatch
 from engine.cache.paged_cache import PagedCache
 from engine.deadlines import Deadlines
 from engine.errors import (
-    DeadlineExceededError,
     EngineDeadError,
     EngineError,
     EngineStoppingError,
@@ -233,8 +232,8 @@ class EngineLoop:
         scheduler = self._parts.scheduler
         self._deliver(
             [
-                scheduler.fail(request, DeadlineExceededError(request.deadline_seconds or 0.0))
-                for request in self._deadlines.pop_expired(now, self._requests)
+                scheduler.fail(request, reason)
+                for request, reason in self._deadlines.pop_expired(now, self._requests)
             ]
         )
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.errors import DeadlineExceededError, EngineError, QueueTimeoutError
 from engine.pooling import PooledStates, Pooling
 from engine.sampling.parameters import SamplingParams
 
@@ -215,6 +216,7 @@ class RequestState:
         promoted: Goes before all that are not: it has waited or given way long enough.
         host_block_ids: Blocks of the host buffer that hold its positions while it is preempted.
         num_saved: Positions in these.
+        queue_seconds: How long it may wait for its first step; None is for ever.
         deadline_seconds: How long it may take from its creation on; None is for ever.
         parent: The request with the same prompt whose blocks it may start from; None has none.
         prompt_logprobs: One entry for each prompt token so far; None if they are not asked for.
@@ -251,6 +253,7 @@ class RequestState:
     promoted: bool = False
     host_block_ids: list[int] = field(default_factory=list)
     num_saved: int = 0
+    queue_seconds: float | None = None
     deadline_seconds: float | None = None
     parent: "RequestState | None" = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
@@ -283,10 +286,20 @@ class RequestState:
         return np.array(tokens, dtype=np.int32)
 
     @property
-    def deadline(self) -> float | None:
-        """When the request is given up (`time.perf_counter`), or None."""
-        seconds = self.deadline_seconds
-        return None if seconds is None else self.created_time + seconds
+    def deadlines(self) -> list[float]:
+        """When to look whether the request is to be given up (`time.perf_counter`)."""
+        seconds = (self.deadline_seconds, self.queue_seconds)
+        return [self.created_time + given for given in seconds if given is not None]
+
+    def expiry(self, now: float) -> EngineError | None:
+        """Return why the request is to be given up at this moment, or None."""
+        elapsed = now - self.created_time
+        if self.deadline_seconds is not None and elapsed >= self.deadline_seconds:
+            return DeadlineExceededError(self.deadline_seconds)
+        waits = self.lifespan[0] < 0
+        if self.queue_seconds is not None and waits and elapsed >= self.queue_seconds:
+            return QueueTimeoutError(self.queue_seconds)
+        return None
 
     @property
     def needs_prompt_logits(self) -> bool:

@@ -24,8 +24,11 @@ from engine.sampling.random import MASK_64
 MAX_RETURN_SEQUENCES = 1024
 MAX_DEADLINE_SECONDS = 1e9
 MAX_PRIORITY = 2**31 - 1
+MAX_SALT_CHARACTERS = 128
 # What is said of a request besides how its tokens are drawn.
-_OWN_OPTIONS = frozenset({"deadline_seconds", "num_return_sequences", "pooling", "priority"})
+_OWN_OPTIONS = frozenset(
+    {"deadline_seconds", "num_return_sequences", "pooling", "priority", "queue_seconds", "salt"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,9 @@ class Submitter:
             streaming=delivery.streaming,
             timestamps=[] if delivery.record_timestamps else None,
             priority=self._priority(options.get("priority")),
-            deadline_seconds=_read_deadline(options.get("deadline_seconds")),
+            deadline_seconds=_read_seconds("deadline_seconds", options),
+            queue_seconds=_read_seconds("queue_seconds", options),
+            salt=_read_salt(options.get("salt")),
             prompt_logprobs=None if params.prompt_logprobs is None else [None],
             pooling=self._pooling(options.get("pooling")),
         )
@@ -236,6 +241,17 @@ class Submitter:
         return count
 
 
-def _read_deadline(value: object) -> float | None:
-    name = "deadline_seconds"
+def _read_seconds(name: str, options: Mapping[str, object]) -> float | None:
+    value = options.get(name)
     return None if value is None else as_float(name, value, 0.0, MAX_DEADLINE_SECONDS)
+
+
+def _read_salt(value: object) -> str:
+    """Return what keeps a request's blocks apart from those of others."""
+    if value is None:
+        return ""
+    if not isinstance(value, str) or len(value) > MAX_SALT_CHARACTERS:
+        raise InvalidRequestError(
+            f"salt is a text of at most {MAX_SALT_CHARACTERS} characters", param="salt"
+        )
+    return value

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from server.error_handlers import describe_error
 from server.keys import Key, KeyRing, find_key
 from server.request_errors import AuthenticationError, ForbiddenError
+from server.request_record import current_record
 
 
 class Access(Enum):
@@ -28,18 +29,22 @@ class Access(Enum):
 
 # What a load balancer asks, which has no key. Each is there under /v1, too.
 PUBLIC_PATHS = frozenset({"/health", "/live", "/ping", "/ready"})
+METRICS_PATH = "/metrics"
 ADMIN_PREFIX = "/admin"
 
 
-def access_of(path: str) -> Access:
+def access_of(path: str, *, public_metrics: bool = False) -> Access:
     """Return who may call a path.
 
     Args:
         path: Normalised, as routing sees it.
+        public_metrics: Whether /metrics is open.
     """
     if path == ADMIN_PREFIX or path.startswith(f"{ADMIN_PREFIX}/"):
         return Access.ADMIN
     if path.removeprefix("/v1") in PUBLIC_PATHS:
+        return Access.PUBLIC
+    if path == METRICS_PATH and public_metrics:
         return Access.PUBLIC
     return Access.CLIENT
 
@@ -47,10 +52,11 @@ def access_of(path: str) -> Access:
 class Authentication:
     """Lets pass who has the key that a path needs, and notes whose it was."""
 
-    def __init__(self, app: ASGIApp, *, keys: KeyRing) -> None:
+    def __init__(self, app: ASGIApp, *, keys: KeyRing, public_metrics: bool) -> None:
         """Wrap an application."""
         self._app = app
         self._keys = keys
+        self._public_metrics = public_metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 401 or 403 in place of the application, or note the key and go on."""
@@ -61,6 +67,9 @@ class Authentication:
                 await describe_error(error).response()(scope, receive, send)
                 return
             scope.setdefault("state", {})["key"] = key
+            record = current_record()
+            if record is not None:
+                record.key = key
         elif scope["type"] != "lifespan":
             return  # nothing else is served here
         await self._app(scope, receive, send)
@@ -72,7 +81,7 @@ class Authentication:
             AuthenticationError: There is no key, or it is wrong.
             ForbiddenError: The path is closed to this key.
         """
-        access = access_of(scope["path"])
+        access = access_of(scope["path"], public_metrics=self._public_metrics)
         if access is Access.PUBLIC:
             return None
         presented = presented_key(Headers(scope=scope))

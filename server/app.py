@@ -20,6 +20,7 @@ from server.inner_app import make_batches
 from server.layers import outer_layers
 from server.middleware import DrainGate
 from server.openapi import install_openapi
+from server.request_log import log_request
 from server.routes import (
     batches,
     chat,
@@ -28,6 +29,7 @@ from server.routes import (
     files,
     health,
     messages,
+    metrics,
     models,
     requests,
     responses,
@@ -35,6 +37,7 @@ from server.routes import (
 )
 from server.settings import Settings
 from server.state import ServerState, build_state
+from server.tracking import Observer
 from server.version import VERSION
 
 logger = logging.getLogger(__name__)
@@ -78,13 +81,29 @@ def create_app(settings: Settings, model: Any, manager: Manager, tokenizer: Any)
     app.include_router(health.router, prefix="/v1", include_in_schema=False)
     # Paths lose the slash at their end before they are routed.
     app.add_api_route("/v1", health.get_root, include_in_schema=False)
+    if settings.telemetry.metrics:
+        app.include_router(metrics.router)
+        state.metrics.watch(state)
     install_error_handlers(app)
     install_openapi(app)
     # The one added last is the outermost.
     app.add_middleware(DrainGate)
-    for layer, options in outer_layers(settings):
+    for layer, options in outer_layers(settings, _observers(state)):
         app.add_middleware(layer, **options)
     return app
+
+
+def _observers(state: ServerState) -> list[Observer]:
+    """Return who is told of each request that has ended."""
+    telemetry = state.settings.telemetry
+    observers: list[Observer] = []
+    if telemetry.metrics:
+        observers.append(state.metrics.observe)
+    if telemetry.log_requests:
+        observers.append(log_request)
+    if state.tracing is not None:
+        observers.append(state.tracing.observe)
+    return observers
 
 
 def _make_lifespan(state: ServerState) -> Any:
@@ -114,6 +133,8 @@ def _make_lifespan(state: ServerState) -> Any:
             )
             await state.responses.end(EngineStoppingError("the server is shutting down"))
             state.encoder.close()
+            if state.tracing is not None:
+                await asyncio.to_thread(state.tracing.close)
             state.setting.grammars.close()
 
     return lifespan

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from engine import EngineStoppingError, FinishReason, GenerationOutput, TokenLogprobs
+from server.request_record import AnswerRecord
 
 
 @dataclass(slots=True)
@@ -50,6 +51,7 @@ class CompletionStream:
         *,
         cancel: Callable[[str], None],
         on_end: Callable[["CompletionStream"], None],
+        record: AnswerRecord | None = None,
     ) -> None:
         """Make an empty stream.
 
@@ -57,7 +59,9 @@ class CompletionStream:
             request_id: The engine's id of the request.
             cancel: Asks the engine to end the request.
             on_end: Told once, when the request has ended or been given up.
+            record: Takes note of what comes.
         """
+        self.record = record or AnswerRecord(0)
         self.request_id = request_id
         self._cancel = cancel
         self._on_end = on_end
@@ -72,6 +76,7 @@ class CompletionStream:
         """Take an output of the engine; called on the event loop."""
         if self._ended:
             return
+        self.record.note(output)
         if self._pending is None:
             self._pending = TokenDelta()
         pending = self._pending
@@ -100,6 +105,7 @@ class CompletionStream:
         if self._ended:
             return
         self._error = error
+        self.record.end("error")
         self._end()
         self._cancel(self.request_id)
         self._arrived.set()
@@ -134,13 +140,20 @@ class CompletionStream:
         self._pending = None
         return delta
 
-    def close(self) -> None:
-        """Give the request up: cancel it if it runs. Idempotent, never waits."""
+    def close(self, *, stopped: bool = False) -> None:
+        """Give the request up: cancel it if it runs. Idempotent, never waits.
+
+        Args:
+            stopped: A stop string has ended the answer, however far the engine has come.
+        """
         if self._closed:
             return
         self._closed = True
         self._pending = None
+        if stopped:
+            self.record.outcome = "stop"
         if not self._ended:
+            self.record.end("cancelled")
             self._end()
             self._cancel(self.request_id)
         self._arrived.set()

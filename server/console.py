@@ -21,6 +21,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from server.log_format import make_formatter
+
 
 def output_console() -> Console:
     """Return the console for what a command was asked to print."""
@@ -74,10 +76,10 @@ def print_listening(host: str, port: int, model_name: str) -> None:
     )
 
 
-def configure_logging(level: str) -> None:
+def configure_logging(level: str, log_format: str = "text") -> None:
     """Send what the packages log, from a level on, to standard error."""
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(make_formatter(log_format))
     for name in ("engine", "server", "uvicorn"):
         logger = logging.getLogger(name)
         logger.setLevel(level.upper())

@@ -5,11 +5,14 @@ lost; nobody else calls either. Knows every open stream, so that a shutdown can 
 loop only.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from engine import EngineDeadError, EngineStatistics, GenerationOutput, family_ids
 from server.completion_stream import CompletionStream
+from server.request_record import AnswerRecord, RequestRecord, current_record
 
 
 class ResolvedLimits(Protocol):
@@ -22,6 +25,10 @@ class ResolvedLimits(Protocol):
     @property
     def scheduler_type(self) -> str:
         """How requests are ordered."""
+
+    @property
+    def max_queue_size(self) -> int:
+        """Requests that may wait for their first step; 0 is unlimited."""
 
 
 class Manager(Protocol):
@@ -78,18 +85,52 @@ class Manager(Protocol):
         """End a request early."""
 
 
+@dataclass(frozen=True, slots=True)
+class RequestPolicy:
+    """What holds for every request that a client makes.
+
+    Attributes:
+        isolates_keys: Requests with different keys share no prefixes.
+        queue_seconds: How long one may wait for its first step; None is for ever.
+        total_seconds: How long one may take from its arrival on; None is for ever.
+    """
+
+    isolates_keys: bool = False
+    queue_seconds: float | None = None
+    total_seconds: float | None = None
+
+    def arguments(self, record: RequestRecord) -> dict[str, Any]:
+        """Return the keywords of `add_request` for a request that came as the record says."""
+        arguments: dict[str, Any] = {}
+        if self.isolates_keys and record.key is not None:
+            arguments["salt"] = record.key.digest.hex()
+        elapsed = time.perf_counter() - record.arrived
+        if self.queue_seconds is not None:
+            arguments["queue_seconds"] = max(0.0, self.queue_seconds - elapsed)
+        if self.total_seconds is not None:
+            arguments["deadline_seconds"] = max(0.0, self.total_seconds - elapsed)
+        return arguments
+
+
 class EngineClient:
     """Submits requests to the engine and keeps their streams."""
 
-    def __init__(self, manager: Manager, arguments: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        manager: Manager,
+        arguments: Mapping[str, Any] | None = None,
+        policy: RequestPolicy | None = None,
+    ) -> None:
         """Use a manager whose life somebody else rules.
 
         Args:
             manager: The engine's front door.
             arguments: Keywords of `add_request` that every request gets.
+            policy: What holds for every request of a client; None asks for nothing.
         """
         self._manager = manager
         self._arguments = dict(arguments or {})
+        self._policy = policy or RequestPolicy()
         self._open: set[CompletionStream] = set()
         self._failure: EngineDeadError | None = None
 
@@ -122,8 +163,16 @@ class EngineClient:
         if self._failure is not None:
             raise self._failure
         *others, own = family_ids(request_id, count)
+        record = current_record()
+        if record is not None:
+            arguments = {**self._policy.arguments(record), **arguments}
         streams = [
-            CompletionStream(name, cancel=self._manager.cancel_request, on_end=self._open.discard)
+            CompletionStream(
+                name,
+                cancel=self._manager.cancel_request,
+                on_end=self._open.discard,
+                record=AnswerRecord(len(input_ids)),
+            )
             for name in (own, *others)
         ]
         if count > 1:
@@ -140,6 +189,10 @@ class EngineClient:
                 self._manager.unregister_result_handler(stream.request_id)
             raise
         self._open.update(streams)
+        if record is not None:
+            record.answers.extend(stream.record for stream in streams)
+            if record.ticket is not None:
+                record.ticket.use(count)
         return streams
 
     def refuse_all(self, error: EngineDeadError) -> None:

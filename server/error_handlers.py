@@ -7,7 +7,7 @@ constant text: no traceback, path or representation leaves the process. Runs on 
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fastapi import FastAPI
@@ -30,6 +30,7 @@ from engine import (
     InvalidRequestError,
     PromptTooLongError,
     QueueFullError,
+    QueueTimeoutError,
     RequestFailedError,
     ServerError,
     UnsupportedConfigError,
@@ -87,6 +88,9 @@ ERROR_TABLE: Mapping[type[EngineError], ErrorMapping] = {
     ),
     RequestFailedError: ErrorMapping(
         500, "server_error", "request_failed", "The request failed while it ran."
+    ),
+    QueueTimeoutError: ErrorMapping(
+        503, "server_error", "queue_timeout", "The request waited too long; send it again."
     ),
     DeadlineExceededError: ErrorMapping(504, "server_error", "deadline_exceeded"),
     UnsupportedModelError: _UNSUPPORTED,
@@ -237,6 +241,8 @@ async def _answer_error(request: Request, error: Exception) -> Response:
         # The router names the methods of one of the path's routes only.
         allow = {"Allow": ", ".join(allowed_methods(request.scope))}
         answer = ErrorAnswer(answer.status, answer.error, {**answer.headers, **allow})
+    if isinstance(error, QueueFullError):
+        answer = replace(answer, status=request.app.state.server.settings.server.overload_status)
     if answer.status == 500 and not isinstance(error, RequestError):
         logger.error("a request failed", exc_info=error)
     return answer.response()

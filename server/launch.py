@@ -49,7 +49,7 @@ def run(settings: Settings) -> int:
         SettingsError: A key of [engine] does not exist or holds a value of the wrong kind.
         StartupError: One line that says what keeps the server from starting and what to do.
     """
-    configure_logging(settings.telemetry.log_level)
+    configure_logging(settings.telemetry.log_level, settings.telemetry.log_format)
     if not error_console().is_terminal:
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     config = engine_config(settings)

@@ -1,5 +1,6 @@
 """The layers that surround whatever answers: the application, and its stand-in while it loads."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.middleware.cors import CORSMiddleware
@@ -9,16 +10,26 @@ from server.access import Authentication
 from server.messages.errors import MessageErrors
 from server.middleware import ErrorBoundary, PathRules, RequestId
 from server.settings import Settings
+from server.tracking import Observer, RequestTracking
 
-EXPOSED_HEADERS = ("Retry-After", "X-Ignored-Params", "X-Request-Id")
+EXPOSED_HEADERS = ("Retry-After", "Server-Timing", "X-Ignored-Params", "X-Request-Id")
 
 Layer = tuple[Any, dict[str, Any]]
 
 
-def outer_layers(settings: Settings) -> list[Layer]:
-    """Return the layers that every request passes, the innermost first, with their options."""
+def outer_layers(settings: Settings, observers: Sequence[Observer] = ()) -> list[Layer]:
+    """Return the layers that every request passes, the innermost first, with their options.
+
+    Args:
+        settings: What the operator set.
+        observers: Told of each request that has ended.
+    """
     layers: list[Layer] = [
-        (Authentication, {"keys": settings.keys}),
+        (
+            Authentication,
+            {"keys": settings.keys, "public_metrics": settings.security.public_metrics},
+        ),
+        (RequestTracking, {"observers": list(observers)}),
         (PathRules, {}),
         (ErrorBoundary, {}),
         (MessageErrors, {}),

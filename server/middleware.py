@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.allowed_methods import allowed_methods
 from server.error_handlers import describe_error
 from server.request_errors import DrainingError
+from server.request_record import current_record
 from server.state import REQUEST_ID_SCOPE, state_of_scope
 
 logger = logging.getLogger(__name__)
@@ -123,6 +124,8 @@ class DrainGate:
             await self._app(scope, receive, send)
         finally:
             state.num_active -= 1
+            if (record := current_record()) is not None:
+                state.admission.leave(record)
 
 
 def _is_work(scope: Scope) -> bool:

@@ -5,9 +5,7 @@ and never on the event loop. Text of a client that spells a control token is enc
 chats: nobody can forge a role. Threads only read the tokenizer.
 """
 
-import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -16,6 +14,7 @@ from jinja2 import TemplateError
 from api_schemas import ChatCompletionRequest, CompletionRequest, Prompts, TokenizerInfo
 from server.chat_messages import Message, merge_leading_system, to_template_messages
 from server.control_tokens import ControlTokens
+from server.limited_pool import LimitedPool
 from server.request_errors import RequestError
 from server.tools.prompting import ToolPrompting
 
@@ -60,7 +59,7 @@ class PromptEncoder:
             tokenizer: A `PreTrainedTokenizerBase`.
         """
         self._tokenizer = tokenizer
-        self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="prompt-encoding")
+        self._pool = LimitedPool(NUM_THREADS, "prompt-encoding")
         # The first call may reset what the tokenizer's file says about truncation and padding;
         # later ones, on any thread, find nothing to change.
         self._text_prefix = self._encode("")
@@ -72,7 +71,7 @@ class PromptEncoder:
 
     def close(self) -> None:
         """End the threads."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.close()
 
     async def encode_chat(self, body: ChatCompletionRequest) -> list[int]:
         """Return the tokens of `render_chat`; raises what it raises."""
@@ -87,9 +86,8 @@ class PromptEncoder:
         if not self._has_template:
             message = "This model has no chat template; use /v1/completions."
             raise RequestError(message, param="messages", code="no_chat_template")
-        call = self._run(self._render_chat, body)
         try:
-            return await asyncio.wait_for(call, TEMPLATE_TIMEOUT_SECONDS)
+            return await self._pool.run(TEMPLATE_TIMEOUT_SECONDS, self._render_chat, body)
         except TimeoutError:
             message = f"The chat template took more than {TEMPLATE_TIMEOUT_SECONDS:.0f} seconds."
             raise RequestError(message, param="messages", code="chat_template_error") from None
@@ -148,8 +146,7 @@ class PromptEncoder:
         )
 
     async def _run(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, function, *arguments)
+        return await self._pool.run(None, function, *arguments)
 
     def _encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return list(

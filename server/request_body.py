@@ -17,6 +17,7 @@ from server.request_errors import RequestError
 
 MAX_NESTING = 64
 LONG_BODY_BYTES = 64 * 1024
+MAX_DISCARDED_BYTES = 32 * 1024 * 1024
 
 Body = TypeVar("Body", bound=RequestModel)
 Parsed = TypeVar("Parsed")
@@ -53,17 +54,25 @@ async def read_parsed(
 
 
 async def _read_bytes(request: Request, max_bytes: int) -> bytes:
-    """Collect the body; refuse it as soon as it is known to be too large."""
+    """Collect the body; what is too large is read on and thrown away, up to a point.
+
+    A client that is still sending when its connection is closed sees a reset and no answer.
+    """
     declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > max_bytes:
+    if declared.isdecimal() and int(declared) > max_bytes + MAX_DISCARDED_BYTES:
         raise _too_large(max_bytes)
     chunks: list[bytes] = []
     num_bytes = 0
     async for chunk in request.stream():
         num_bytes += len(chunk)
-        if num_bytes > max_bytes:
-            raise _too_large(max_bytes)
-        chunks.append(chunk)
+        if num_bytes <= max_bytes:
+            chunks.append(chunk)
+            continue
+        chunks.clear()
+        if num_bytes > max_bytes + MAX_DISCARDED_BYTES:
+            break
+    if num_bytes > max_bytes:
+        raise _too_large(max_bytes)
     return b"".join(chunks)
 
 

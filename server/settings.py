@@ -17,8 +17,11 @@ from server.setting_values import (
     DTYPES,
     ENGINE_FAILURE_POLICIES,
     HTTP_PARSERS,
+    LOG_FORMATS,
     LOG_LEVELS,
     POOLINGS,
+    METRICS_PREFIXES,
+    OVERLOAD_STATUSES,
     REASONING_PARSERS,
     SAMPLING_DEFAULTS,
     TOOL_PARSERS,
@@ -90,6 +93,8 @@ class ServerSettings:
         reasoning_parser: What the model writes around its reasoning, which answers then carry
             apart; "auto" tells it from the chat template, "none" leaves it in the text. Others are
             think, mistral, cohere, seed and thought.
+        queue_timeout_seconds: How long a request may wait for its first step; 0 is for ever.
+        request_timeout_seconds: How long a request may take from its arrival on; 0 is for ever.
         receive_timeout_seconds: How long a client may take to send a whole request.
         send_timeout_seconds: How long a client may keep its connection full before it is cut.
         keep_alive_seconds: Idle connections are closed after this.
@@ -101,6 +106,7 @@ class ServerSettings:
             as hung, and the process ends; 0 waits for ever.
         engine_failure: What an engine's death leads to: "exit" ends the process with a status that
             is not 0, "restart" starts the engine again, "stay" answers 503 until somebody comes.
+        overload_status: 429 or 503, the status of what is refused because the queue is full.
         allow_origins: Origins whose pages may call the API from a browser; none by default.
     """
 
@@ -118,6 +124,8 @@ class ServerSettings:
     max_stop_strings: int = 16
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"
+    queue_timeout_seconds: float = 0.0
+    request_timeout_seconds: float = 0.0
     receive_timeout_seconds: float = 60.0
     send_timeout_seconds: float = 60.0
     keep_alive_seconds: int = 75
@@ -126,6 +134,7 @@ class ServerSettings:
     shutdown_timeout_seconds: float = 30.0
     hang_timeout_seconds: float = 120.0
     engine_failure: str = "exit"
+    overload_status: int = 429
     allow_origins: tuple[str, ...] = ()
 
 
@@ -158,11 +167,16 @@ class SecuritySettings:
             sha256:HEX in place of the key. Further keys come from SLIPSTREAM_API_KEYS.
         admin_keys_file: The same for the keys of /admin; further ones from SLIPSTREAM_ADMIN_KEYS.
         allow_unauthenticated: Listen on an address that others reach although there is no key.
+        public_metrics: Let /metrics be read without a key.
+        share_prefixes: Whether clients with different keys share the prefix cache. They can tell
+            from the time to the first token what others have asked.
     """
 
     api_keys_file: str = ""
     admin_keys_file: str = ""
     allow_unauthenticated: bool = False
+    public_metrics: bool = False
+    share_prefixes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +185,21 @@ class TelemetrySettings:
 
     Attributes:
         log_level: Level of the slipstream loggers: debug, info, warning, error or critical.
+        log_format: "text", or "json" for one JSON object in a line.
+        log_requests: Write one line for each request that has ended.
+        metrics: Serve /metrics.
+        metrics_prefix: "slipstream", or "vllm" to serve the common measures under the names of
+            vLLM's dashboards as well.
+        otlp_endpoint: URL that traces are sent to, as in http://collector:4318/v1/traces; needs
+            the extra "otel". Empty sends none.
     """
 
     log_level: str = "info"
+    log_format: str = "text"
+    log_requests: bool = False
+    metrics: bool = True
+    metrics_prefix: str = "slipstream"
+    otlp_endpoint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +315,9 @@ def _validate(settings: Settings) -> None:
     check_choice("server.engine_failure", server.engine_failure, ENGINE_FAILURE_POLICIES)
     check_choice("server.tool_parser", server.tool_parser, TOOL_PARSERS)
     check_choice("server.reasoning_parser", server.reasoning_parser, REASONING_PARSERS)
+    check_choice("server.overload_status", server.overload_status, OVERLOAD_STATUSES)
+    check_choice("telemetry.log_format", telemetry.log_format, LOG_FORMATS)
+    check_choice("telemetry.metrics_prefix", telemetry.metrics_prefix, METRICS_PREFIXES)
     check_choice("telemetry.log_level", telemetry.log_level, LOG_LEVELS)
     if not DEVICE_PATTERN.fullmatch(model.device):
         raise SettingsError(f"model.device is {model.device!r}; write auto, cpu, cuda or cuda:0")
@@ -317,6 +346,8 @@ _LEAST = {
     "max_stored_responses": 0,
     "max_stored_bytes": 0,
     "keep_alive_seconds": 1,
+    "queue_timeout_seconds": 0,
+    "request_timeout_seconds": 0,
     "receive_timeout_seconds": 0.01,
     "send_timeout_seconds": 0.01,
     "shutdown_timeout_seconds": 0,

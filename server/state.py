@@ -13,20 +13,26 @@ from typing import Any, cast
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
-from engine import EngineDeadError
+from api_schemas import SamplingFields
+from engine import EngineDeadError, QueueFullError
+from server.admission import Admission, num_answers
 from server.answer_plan import ModelFormats
 from server.batches.service import BatchService
 from server.engine_client import EngineClient, Manager
+from server.engine_client import EngineClient, Manager, RequestPolicy
 from server.generation import GenerationSetting
 from server.grammars.compiler import GrammarCompiler
+from server.metrics import Metrics
 from server.parameters import RequestLimits, default_stops, sampling_defaults
 from server.prompt_encoding import PromptEncoder
 from server.reasoning.markers import find_markers
 from server.request_errors import ModelNotFoundError
 from server.responses.store import ResponseStore
+from server.request_record import current_record
 from server.running_requests import RunningRequests
 from server.settings import ModelSettings, ServerSettings, Settings
 from server.tools.registry import find_format, is_harmony
+from server.tracing import Tracing
 from server.version import VERSION
 from server.vocabulary import Vocabulary
 
@@ -43,6 +49,9 @@ class ServerState:
         settings: What the operator set.
         manager: The engine's front door; the application's lifespan starts and stops it.
         client: Submits requests to it.
+        admission: Gives places in the queue.
+        metrics: What is counted and measured.
+        tracing: Sends spans; None if nobody takes them.
         encoder: Makes token ids of prompts.
         setting: What a generation needs.
         formats: How the model writes calls and reasoning.
@@ -62,6 +71,9 @@ class ServerState:
     settings: Settings
     manager: Manager
     client: EngineClient
+    admission: Admission
+    metrics: Metrics
+    tracing: Tracing | None
     encoder: PromptEncoder
     setting: GenerationSetting
     formats: ModelFormats
@@ -99,6 +111,22 @@ class ServerState:
         """Whether a new request would be taken."""
         return self.started and not self.draining and self.client.is_healthy
 
+    def admit(self, body: SamplingFields) -> None:
+        """Take places in the queue for the request that is being answered, before it costs work.
+
+        Raises:
+            RequestError: There will never be as many.
+            QueueFullError: There are not as many now.
+        """
+        record = current_record()
+        if record is None:
+            return
+        try:
+            self.admission.admit(record, num_answers(body))
+        except QueueFullError:
+            self.metrics.rejections.labels("queue_full").inc()
+            raise
+
     def resolve_model(self, name: str | None) -> str:
         """Return the served name that a request means.
 
@@ -122,7 +150,9 @@ def build_state(settings: Settings, model: Any, manager: Manager, tokenizer: Any
         tokenizer: The model's transformers tokenizer.
     """
     server = settings.server
-    client = EngineClient(manager)
+    client = EngineClient(manager, policy=_request_policy(settings))
+    num_keys = len(settings.keys.clients)
+    endpoint = settings.telemetry.otlp_endpoint
     vocabulary = Vocabulary(tokenizer)
     policy = settings.model.sampling_defaults
     generation_config = getattr(model, "generation_config", None)
@@ -142,6 +172,9 @@ def build_state(settings: Settings, model: Any, manager: Manager, tokenizer: Any
         settings=settings,
         manager=manager,
         client=client,
+        admission=Admission(manager, manager.resolved_config.max_queue_size, num_keys),
+        metrics=Metrics(),
+        tracing=Tracing(endpoint, names[0]) if endpoint else None,
         encoder=encoder,
         setting=GenerationSetting(client, vocabulary, limits, GrammarCompiler(vocabulary)),
         formats=_model_formats(server, tokenizer, encoder, vocabulary),
@@ -166,6 +199,16 @@ def _model_formats(
         special_ids={vocabulary.token_text(one): one for one in vocabulary.special_ids},
         short_call_ids=encoder.tools.short_ids,
         is_harmony=is_harmony(server.tool_parser, template),
+    )
+
+
+def _request_policy(settings: Settings) -> RequestPolicy:
+    """Return what the operator wants of every request of the engine."""
+    server, security = settings.server, settings.security
+    return RequestPolicy(
+        isolates_keys=len(settings.keys.clients) > 1 and not security.share_prefixes,
+        queue_seconds=server.queue_timeout_seconds or None,
+        total_seconds=server.request_timeout_seconds or None,
     )
 
 

@@ -84,6 +84,11 @@ class TextAssembler:
         self._pending = TextDelta()
         self.finished = False
 
+    @property
+    def found_stop_string(self) -> bool:
+        """Whether a stop string has ended the answer."""
+        return self._stops.matched is not None
+
     def push(self, delta: TokenDelta) -> TextDelta | None:
         """Take tokens; return a piece when there is text to show or the answer has ended."""
         pending = self._pending
@@ -184,4 +189,4 @@ async def decode(
             if assembler.finished:
                 break
     finally:
-        stream.close()
+        stream.close(stopped=assembler.found_stop_string)

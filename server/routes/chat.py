@@ -25,6 +25,7 @@ async def create_chat_completion(request: Request) -> Response:
     body = await read_body(request, ChatCompletionRequest, max_bytes=max_bytes)
     head = make_head(state, body, prefix="chatcmpl")
     check_limits(body, state.limits)
+    state.admit(body)
     prompt = await state.encoder.render_chat(body)
     kept = truncate_prompt(prompt.token_ids, body, state.limits)
     plan = plan_answer(state.formats, body, RenderedChat(prompt.text, kept))

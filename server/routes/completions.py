@@ -27,6 +27,7 @@ async def create_completion(request: Request) -> Response:
     body = await read_body(request, CompletionRequest, max_bytes=max_bytes)
     head = make_head(state, body, prefix="cmpl")
     check_limits(body, state.limits)
+    state.admit(body)
     encoded = await state.encoder.encode_prompts(body)
     prompts = [truncate_prompt(prompt, body, state.limits) for prompt in encoded]
     recipe = constraint_recipe(body.constraint())

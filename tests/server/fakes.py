@@ -144,6 +144,8 @@ class FakeOutput:
     num_cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     pooled: list[float] | None = None
+    num_preemptions: int = 0
+    lifespan: tuple[float, float] = field(default_factory=lambda: (time.perf_counter(), -1.0))
 
     def is_finished(self) -> bool:
         return self.status >= RequestStatus.FINISHED
@@ -174,6 +176,7 @@ class FakeModel:
 class FakeResolved:
     max_model_tokens: int
     scheduler_type: str = "fifo"
+    max_queue_size: int = 0
 
 
 def _prompt_entry(token: int, count: int) -> TokenLogprobs:

@@ -111,7 +111,7 @@ def test_named_options_yield_to_set(capsys):
 def test_what_keeps_a_server_from_starting_is_one_line(
     capsys, monkeypatch, tiny_model_folder, arguments, status, message
 ):
-    monkeypatch.setattr("server.launch.configure_logging", lambda level: None)
+    monkeypatch.setattr("server.launch.configure_logging", lambda *_: None)
     filled = [argument.replace("{tiny}", str(tiny_model_folder)) for argument in arguments]
     assert main(["serve", "--port", "0", *filled]) == status
     assert gc.isenabled()

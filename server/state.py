@@ -18,7 +18,6 @@ from engine import EngineDeadError, QueueFullError
 from server.admission import Admission, num_answers
 from server.answer_plan import ModelFormats
 from server.batches.service import BatchService
-from server.engine_client import EngineClient, Manager
 from server.engine_client import EngineClient, Manager, RequestPolicy
 from server.generation import GenerationSetting
 from server.grammars.compiler import GrammarCompiler
@@ -27,8 +26,8 @@ from server.parameters import RequestLimits, default_stops, sampling_defaults
 from server.prompt_encoding import PromptEncoder
 from server.reasoning.markers import find_markers
 from server.request_errors import ModelNotFoundError
-from server.responses.store import ResponseStore
 from server.request_record import current_record
+from server.responses.store import ResponseStore
 from server.running_requests import RunningRequests
 from server.settings import ModelSettings, ServerSettings, Settings
 from server.tools.registry import find_format, is_harmony

@@ -15,6 +15,7 @@ HOST ?=
 PORT ?=
 MODEL ?=
 TESTS ?=
+BENCH ?=
 export SLIPSTREAM_TORCH_INDEX
 
 SERVE_OPTIONS := --config $(CONFIG) $(if $(HOST),--host $(HOST)) $(if $(PORT),--port $(PORT))
@@ -24,11 +25,11 @@ NEED_PYTHON = command -v $(PYTHON) >/dev/null || { \
 	echo "make: $(PYTHON) is missing; install Python 3.11 or newer, or name one: PYTHON=..." >&2; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-test serve test test-long lint format bench clean
+.PHONY: help install install-test serve test test-long lint format bench bench-serve clean
 
 help: ## Say what can be made.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "  Variables: MODEL= HOST= PORT= CONFIG= (serve), TESTS= (test), PYTHON=, SLIPSTREAM_API_KEY=, SLIPSTREAM_TORCH_INDEX="
+	@echo "  Variables: MODEL= HOST= PORT= CONFIG= (serve), TESTS= (test), BENCH= (bench-serve), PYTHON=, SLIPSTREAM_API_KEY=, SLIPSTREAM_TORCH_INDEX="
 
 install: $(VENV)/.installed ## Make .venv with what serving needs.
 install-test: $(VENV)/.installed-test
@@ -58,6 +59,9 @@ format: install-test ## Format the code and repair what ruff can.
 
 bench: install-test ## Measure the engine on this machine.
 	@scripts/bench $(BIN)
+
+bench-serve: install-test ## Measure servers over HTTP; BENCH="--url NAME=URL ...".
+	@scripts/bench $(BIN) serve $(BENCH)
 
 clean: ## Remove the environment and what the tools left; the model cache stays.
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info

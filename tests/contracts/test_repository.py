@@ -32,7 +32,7 @@ TOP_LEVEL = (
     "pyproject.toml", "scripts", "server", "tests",
 )  # fmt: skip
 SECTIONS = (ModelSettings, ServerSettings, SecuritySettings, TelemetrySettings)
-TARGETS = ("bench", "help", "install", "lint", "serve", "test", "test-long")
+TARGETS = ("bench", "bench-serve", "help", "install", "lint", "serve", "test", "test-long")
 
 
 def name_of(path: Path) -> str:

@@ -80,7 +80,7 @@ def test_a_package_is_typed(package):
     assert (ROOT / package / "py.typed").exists()
 
 
-@pytest.mark.parametrize("folder", ["api_schemas", "contracts", "engine", "server"])
+@pytest.mark.parametrize("folder", ["api_schemas", "benchmarks", "contracts", "engine", "server"])
 def test_a_folder_of_tests_holds_tests(folder):
     """A renamed pattern would make a whole folder pass by running nothing."""
     files = list((ROOT / "tests" / folder).rglob("test_*.py"))

@@ -1,0 +1,1 @@
+"""A lean load generator for OpenAI-compatible servers; `benchmarks.serve` is its command."""

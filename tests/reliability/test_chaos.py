@@ -185,6 +185,8 @@ def check_chaos(tiny_model, seconds: float, seed: int) -> None:
         chaos = Chaos(server, answers, random.Random(seed + 1))
         run_clients(chaos.run(seconds), seconds + 200)
         server.wait_until_idle()
+        # The test's own connection was closed by the server if nobody used it for a while.
+        assert server.http.get("/live").status_code == 200
         until(lambda: server.footprint() == footprint)
         growth = resident_bytes() - before
         told, seen = outcomes(server) - counted, chaos.tally.counts

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from benchmarks.load.answer import Answer, Outcome
@@ -21,6 +22,9 @@ DIALECTS: tuple[Mapping[str, Any], ...] = (
 )
 # How servers say that they don't take a field.
 REFUSALS = ("HTTP 400", "HTTP 422")
+# How they say that they are still loading, and how often they are asked.
+UNAVAILABLE = 503
+SECONDS_BETWEEN_LOOKS = 0.2
 # Path and field where servers tell their version.
 VERSIONS = (("/version", "version"), ("/props", "build_info"))
 
@@ -48,9 +52,12 @@ async def ask(
 async def get_acquainted(target: Target, workload: Workload, timeout_seconds: float) -> Target:
     """Return the target with model, accepted fields and version; its model is warm afterwards.
 
+    A server that is still loading its model is waited for.
+
     Raises:
         UnusableServerError: It doesn't answer, or not even the plainest request.
     """
+    await _loaded(target, timeout_seconds)
     if not target.model:
         target = dataclasses.replace(target, model=await _first_model(target, timeout_seconds))
     target = dataclasses.replace(target, software=await _software(target, timeout_seconds))
@@ -66,6 +73,21 @@ async def get_acquainted(target: Target, workload: Workload, timeout_seconds: fl
         f"{target.name} ({target.url}, model {target.model!r}) failed its first request: "
         f"{outcome.error}. {outcome.detail}".rstrip()
     )
+
+
+async def _loaded(target: Target, timeout_seconds: float) -> None:
+    """Wait while the server answers that it cannot answer yet; the last look decides nothing."""
+    request = target.get(f"{target.base}/models")
+    with suppress(ExchangeError, TimeoutError):
+        async with asyncio.timeout(timeout_seconds):
+            while True:
+                if await exchange(target, request, _pass_over) != UNAVAILABLE:
+                    return
+                await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
+
+
+def _pass_over(_status: int, _data: bytes, _seconds: float) -> None:
+    """Take a body that nobody needs."""
 
 
 async def _first_model(target: Target, timeout_seconds: float) -> str:

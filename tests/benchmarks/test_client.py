@@ -122,6 +122,25 @@ async def test_a_field_that_a_server_refuses_is_left_out(refused, extras):
     assert (found.model, found.software, found.extras) == ("first", "version b1", extras)
 
 
+async def test_a_server_that_still_loads_is_waited_for():
+    looks = []
+
+    def script(line, _body):
+        if line.startswith("POST "):
+            return [chunked(WHOLE)]
+        looks.append(line)
+        if len(looks) < 3:
+            return [refusal(503, "loading")]
+        return [refusal(200, json.dumps({"data": [{"id": "first"}]}))]
+
+    async with scripted(script) as target:
+        new = Target(target.name, target.host, target.port)
+        assert (await get_acquainted(new, WORKLOAD, timeout_seconds=5.0)).model == "first"
+        looks.clear()
+        with pytest.raises(UnusableServerError):
+            await get_acquainted(new, WORKLOAD, timeout_seconds=0.1)
+
+
 @pytest.mark.parametrize(
     ("answer", "model", "said"),
     [

@@ -28,6 +28,7 @@ class _Layout:
         block_table: [R, B] int32.
         query_starts: R + 1 offsets into T.
         sample_indices: [N] int64.
+        tensors: The arrays but query_starts as tensors, once they are made.
     """
 
     scheduled: list[ScheduledRequest]
@@ -37,6 +38,7 @@ class _Layout:
     block_table: NDArray[np.int32]
     query_starts: list[int]
     sample_indices: NDArray[np.int64]
+    tensors: tuple[torch.Tensor, ...] | None = None
 
 
 class InputBuilder:
@@ -64,21 +66,31 @@ class InputBuilder:
         last = self._last
         if batch.continues and last is not None and last.scheduled is batch.scheduled:
             self._move_on(last)
-            pooled: tuple[PooledRows, ...] = ()
-            lengths = (last.positions + 1).tolist()
-        else:
-            last = self._last = self._lay_out(batch)
-            pooled = _pooled_rows(batch, last.query_starts)
-            lengths = [item.num_context_tokens for item in batch.scheduled]
+            return self._inputs(last, (last.positions + 1).tolist())
+        last = self._last = self._lay_out(batch)
+        return self._inputs(last, [item.num_context_tokens for item in batch.scheduled])
+
+    def _inputs(self, layout: _Layout, context_lengths: list[int]) -> BatchInputs:
+        tensors = layout.tensors
+        if tensors is None:
+            tensors = (
+                self._on_device(layout.tokens)[None],
+                self._on_device(layout.positions)[None],
+                self._on_device(layout.slots),
+                torch.from_numpy(layout.block_table),
+                self._on_device(layout.sample_indices),
+            )
+            # On a CPU they are the arrays themselves, and move on with them.
+            layout.tensors = tensors if self._device.type == "cpu" else None
+        input_ids, position_ids, slots, block_table, sample_indices = tensors
         return BatchInputs(
-            input_ids=self._on_device(last.tokens)[None],
-            position_ids=self._on_device(last.positions)[None],
-            slots=self._on_device(last.slots),
-            block_table=torch.from_numpy(last.block_table),
-            query_starts=last.query_starts,
-            context_lengths=lengths,
-            sample_indices=self._on_device(last.sample_indices),
-            pooled=pooled,
+            input_ids,
+            position_ids,
+            slots,
+            block_table,
+            layout.query_starts,
+            context_lengths,
+            sample_indices,
         )
 
     def _move_on(self, last: _Layout) -> None:
@@ -91,6 +103,7 @@ class InputBuilder:
             page = len(block_ids) - 1
             if page >= last.block_table.shape[1]:
                 last.block_table = np.pad(last.block_table, ((0, 0), (0, 1)))
+                last.tensors = None
             last.block_table[row, page] = block_ids[page]
             last.slots[row] = block_ids[page] * self._page_size
 

@@ -23,11 +23,13 @@ def most_likely(scores: torch.Tensor) -> torch.Tensor:
 
 def most_likely_ids(scores: torch.Tensor) -> list[int] | None:
     """Return the index of each [n, V] row's maximum; None if one of them is not finite."""
+    if scores.device.type == "cpu":
+        rows = scores.numpy()
+        places = rows.argmax(axis=-1)
+        ids: list[int] = places.tolist()
+        return ids if np.isfinite(rows[np.arange(len(rows)), places]).all() else None
     best = most_likely(scores)
     peaks = scores.gather(1, best[:, None])[:, 0]
-    if scores.device.type == "cpu":
-        ids: list[int] = best.tolist()
-        return ids if np.isfinite(peaks.numpy()).all() else None
     # fp64 holds every token id exactly, so that one transfer carries both.
     indices, values = torch.stack((best.to(torch.float64), peaks.to(torch.float64))).tolist()
     return [int(index) for index in indices] if all(map(math.isfinite, values)) else None

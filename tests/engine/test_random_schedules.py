@@ -64,6 +64,7 @@ class RandomSchedule:
             self._tokens(self.random.randint(1, shape.longest_prompt)) for _ in range(2)
         ]
         self.requests: list[RequestState] = []
+        self.children: set[str] = set()
         self.num_steps = 0
 
     def run(self) -> None:
@@ -113,6 +114,7 @@ class RandomSchedule:
         request.salt = self.random.choice(["", "", "", "other"])
         self._queue(request)
         while self.random.random() < 0.2:
+            self.children.add(f"r{len(self.requests)}")
             self._queue(request.make_child(f"r{len(self.requests)}", params))
 
     def _queue(self, request: RequestState) -> None:
@@ -157,7 +159,8 @@ def test_the_random_schedules_reach_every_corner():
         num_swapped += schedule.engine.scheduler.num_swapped_in
         for request in schedule.requests:
             num_promoted += request.promoted
-            num_forked += request.parent is not None and request.num_cached_tokens > 0
+            is_child = request.request_id in schedule.children
+            num_forked += is_child and request.num_cached_tokens > 0
             num_cached += request.num_cached_tokens > 0
             num_partial += request.num_cached_tokens % schedule.engine.model.page_size > 0
             num_chunked += len(request.prompt_ids) > schedule.engine.scheduler._max_batch_tokens

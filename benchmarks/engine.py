@@ -2,6 +2,7 @@
 
     python -m benchmarks.engine                          the default model; 1, 8 and 32 requests
     python -m benchmarks.engine MODEL --requests 8       another model or shape
+    python -m benchmarks.engine --weights fp32 bf16      ours with weights stored in several ways
 
 Every round runs the contenders one after another, so that a machine that slows down slows all of
 them; what counts is the ratio within a round, and its median over the rounds. Contenders:
@@ -38,6 +39,8 @@ from server.settings import ModelSettings
 
 Prompts = list[list[int]]
 Contender = Callable[[Prompts, int], int]
+
+BATCHING = "batching"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +137,11 @@ def measure(
 
 
 def show(console: Console, results: Sequence[tuple[Shape, dict[str, list[float]]]]) -> None:
-    """Print medians, and the ratios within rounds."""
-    table = Table("requests", "contender", "tokens/s", "slipstream is", "lowest", "highest")
+    """Print medians, and the ratios to transformers' continuous batching within rounds."""
+    table = Table("requests", "contender", "tokens/s", "of batching", "lowest", "highest")
     for shape, rates in results:
         for name, values in rates.items():
-            ratios = [
-                ours / theirs for ours, theirs in zip(rates["slipstream"], values, strict=True)
-            ]
+            ratios = [own / base for own, base in zip(values, rates[BATCHING], strict=True)]
             table.add_row(
                 str(shape.num_requests),
                 name,
@@ -162,6 +163,9 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 8, 32], metavar="N")
     parser.add_argument("--prompt-tokens", type=int, default=128, metavar="N")
     parser.add_argument("--new-tokens", type=int, default=64, metavar="N")
+    parser.add_argument(
+        "--weights", nargs="+", default=["fp32"], metavar="FORMAT", help="of ours; one row each"
+    )
     parser.add_argument("--rounds", type=int, default=3, metavar="N")
     parser.add_argument("--num-blocks", type=int, default=64, metavar="N", help="of 256 tokens")
     parser.add_argument(
@@ -177,20 +181,24 @@ def main(arguments: Sequence[str]) -> None:
         torch.set_num_threads(options.threads)
     transformers_logging.set_verbosity_error()
     stored = find_model(ModelSettings(path=options.model), cache_folder())
-    # All contenders compute with the same float32 weights.
-    model = engine.load(stored.source, weights="fp32")
-    hf_model = model.hf_model
+    models = {weights: engine.load(stored.source, weights=weights) for weights in options.weights}
+    # Transformers computes with the float32 weights of the file, whatever ours are stored as.
+    hf_model = engine.load(stored.source, weights="fp32").hf_model
     # Nothing ends early: every contender makes exactly as many tokens.
     hf_model.generation_config.eos_token_id = None
+    for model in models.values():
+        model.hf_model.generation_config.eos_token_id = None
     contenders = {
-        "slipstream": slipstream_contender(model, options.num_blocks),
-        "batching": batching_contender(hf_model, options.num_blocks),
-        "padded": padded_contender(hf_model),
+        f"slipstream {weights}": slipstream_contender(model, options.num_blocks)
+        for weights, model in models.items()
     }
+    contenders[BATCHING] = batching_contender(hf_model, options.num_blocks)
+    contenders["padded"] = padded_contender(hf_model)
+    vocab_size = next(iter(models.values())).vocab_size
     results = []
     for num_requests in options.requests:
         shape = Shape(num_requests, options.prompt_tokens, options.new_tokens)
-        results.append((shape, measure(contenders, shape, model.vocab_size, options.rounds)))
+        results.append((shape, measure(contenders, shape, vocab_size, options.rounds)))
     console = Console()
     for name, value in describe_machine().items():
         console.print(f"{name:>14}  {value}", highlight=False)

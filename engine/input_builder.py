@@ -68,9 +68,12 @@ class InputBuilder:
             self._move_on(last)
             return self._inputs(last, (last.positions + 1).tolist())
         last = self._last = self._lay_out(batch)
-        return self._inputs(last, [item.num_context_tokens for item in batch.scheduled])
+        lengths = [item.num_context_tokens for item in batch.scheduled]
+        return self._inputs(last, lengths, _pooled_rows(batch, last.query_starts))
 
-    def _inputs(self, layout: _Layout, context_lengths: list[int]) -> BatchInputs:
+    def _inputs(
+        self, layout: _Layout, context_lengths: list[int], pooled: tuple[PooledRows, ...] = ()
+    ) -> BatchInputs:
         tensors = layout.tensors
         if tensors is None:
             tensors = (
@@ -91,6 +94,7 @@ class InputBuilder:
             layout.query_starts,
             context_lengths,
             sample_indices,
+            pooled,
         )
 
     def _move_on(self, last: _Layout) -> None:

@@ -11,6 +11,7 @@ from tests.engine.control import loop_of
 
 OF_THE_MOMENT = {
     "num_live", "num_waiting", "num_running", "num_blocks", "num_free_blocks", "num_cached_blocks",
+    "num_queued", "is_paused",
 }  # fmt: skip
 
 

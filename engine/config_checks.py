@@ -16,12 +16,15 @@ from engine.scheduler_kinds import SCHEDULERS
 
 # Field -> (values that ask for nothing, what the others would need).
 REFUSED_FIELDS: dict[str, tuple[tuple[object, ...], str]] = {
-    "use_async_batching": ((None, False), "overlapped steps come with the GPU runners"),
-    "use_cuda_graph": ((None, False, (False, False)), "CUDA graphs come with the GPU runners"),
-    "q_padding_interval_size": ((0,), "padding comes with the CUDA graphs"),
-    "kv_padding_interval_size": ((0,), "padding comes with the CUDA graphs"),
-    "disable_nccl_graph_mixing": ((True,), "it concerns tensor parallelism on GPUs"),
-    "cpu_group_timeout": ((300.0,), "it concerns tensor parallelism"),
+    "use_async_batching": ((None, False), "steps overlap on a GPU only, and there not yet"),
+    "use_cuda_graph": (
+        (None, False, (False, False)),
+        "CUDA graphs need an NVIDIA GPU, and are not there yet",
+    ),
+    "q_padding_interval_size": ((0,), "it concerns CUDA graphs, which need an NVIDIA GPU"),
+    "kv_padding_interval_size": ((0,), "it concerns CUDA graphs, which need an NVIDIA GPU"),
+    "disable_nccl_graph_mixing": ((True,), "it concerns several GPUs, which are not there yet"),
+    "cpu_group_timeout": ((300.0,), "it concerns several GPUs, which are not there yet"),
 }
 
 

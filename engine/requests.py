@@ -81,7 +81,7 @@ class GenerationOutput:
         "is_last", "num_preemptions", "request_id", "status",
     )  # fmt: skip
 
-    def __init__(self, state: "RequestState", num_before: int, *, is_last: bool) -> None:
+    def __init__(self, state: "RequestState", num_before: int, is_last: bool) -> None:
         """Take a snapshot of a request.
 
         Args:
@@ -377,6 +377,8 @@ class RequestState:
 
     def make_output(self) -> GenerationOutput:
         """Return a snapshot that carries what is new since the previous one."""
-        output = GenerationOutput(self, self.num_delivered, is_last=self.is_finished())
+        # The usual status first: comparing enums takes as long as all the rest of this.
+        is_last = self.status is not RequestStatus.DECODING and self.is_finished()
+        output = GenerationOutput(self, self.num_delivered, is_last)
         self.num_delivered = len(self.generated_tokens)
         return output

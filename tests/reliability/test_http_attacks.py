@@ -105,7 +105,9 @@ def test_bodies_are_read_strictly(exposed, body, status):
 def test_a_body_without_a_declared_end_is_bounded(exposed):
     head = request(**POST, host="x").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
     chunk = b"10000\r\n" + b"a" * 0x10000 + b"\r\n"
-    assert ask(exposed, head, *[chunk] * 20).status == 413
+    assert ask(exposed, head, *[chunk] * 20, b"0\r\n\r\n").status == 413
+    # What is too large is read to its end; one that does not come runs into the time for that.
+    assert ask(exposed, head, *[chunk] * 20).status == 408
     assert ask(exposed, head, b"zz\r\nabc\r\n").status in (0, 400)
 
 

@@ -100,7 +100,7 @@ def test_what_cannot_be_served_is_one_line(path, tmp_path):
 
 def test_a_start_comes_as_far_with_a_file_as_with_a_folder(path, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("server.launch.configure_logging", lambda level: None)
+    monkeypatch.setattr("server.launch.configure_logging", lambda *_: None)
     status = main(["serve", str(path), "--port", "0", "--set", "engine.num_blocks=1"])
     assert status == 1
     assert "num_blocks" in capsys.readouterr().err.splitlines()[-1]

@@ -3,16 +3,7 @@
 import pytest
 import torch
 
-from engine.kernels.cpu.library import load_library
 from engine.kernels.cpu.rows import rotate
-
-
-@pytest.fixture
-def library():
-    library = load_library()
-    if library is None:
-        pytest.skip("there is no compiler for kernels")
-    return library
 
 
 def random(*shape: int) -> torch.Tensor:

@@ -30,17 +30,6 @@ def accept_token(request: RequestState, sampled: SampledTokens, row: int, now: f
     _end_if_done(request, now)
 
 
-def is_usual(request: RequestState, token_id: int) -> bool:
-    """Return whether a drawn token is one more of many, and all there is to it is to keep it."""
-    params = request.params
-    return (
-        len(request.generated_tokens) + 1 < params.max_new_tokens
-        and token_id not in params.ending_token_ids
-        and request.timestamps is None
-        and params.has_plain_end
-    )
-
-
 def accept_prompt_logprobs(request: RequestState, sampled: SampledTokens) -> None:
     """Append what the step says of the request's prompt tokens."""
     if request.prompt_logprobs is not None:

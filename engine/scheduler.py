@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from engine.acceptance import accept_pooled, accept_prompt_logprobs, accept_token, is_usual
+from engine.acceptance import accept_pooled, accept_prompt_logprobs, accept_token
 from engine.batch import BlockCopy, SampledTokens, ScheduledBatch
 from engine.cache.block_manager import BlockManager
 from engine.errors import EngineError, RequestFailedError
@@ -198,10 +198,18 @@ class Scheduler:
             request.num_computed += 1
             if request.num_computed % page_size == 0:
                 self.blocks.commit(request)
-            if is_usual(request, token_id):
-                request.generated_tokens.append(token_id)
+            params, generated = request.params, request.generated_tokens
+            if (
+                token_id not in params.ending_token_ids
+                and len(generated) + 1 < params.max_new_tokens
+                and params.has_plain_end
+                and request.timestamps is None
+            ):
+                # One more of many, and all there is to it is to keep it.
+                generated.append(token_id)
                 if request.streaming:
-                    outputs.append(request.make_output())
+                    outputs.append(GenerationOutput(request, request.num_delivered, False))
+                    request.num_delivered = len(generated)
                 continue
             accept_token(request, sampled, row, now)
             if request.is_finished():

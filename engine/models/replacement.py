@@ -6,9 +6,9 @@ the weights, and built again when they were changed in place or replaced. A chan
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -28,10 +28,8 @@ class Replacement(ABC):
         """Note what is replaced; `build` is called when it is first put in place."""
         self.module = module
         self.sources = list(sources)
-        self._built_from: tuple[object, ...] | None = None
+        self._built_from: list[_Trace] | None = None
         self._forward: Forward | None = None
-        # Held, so that no later parameter can lie where one of these lay and pass for it.
-        self._held: list[torch.Tensor] = []
 
     @abstractmethod
     def build(self) -> Forward:
@@ -39,12 +37,10 @@ class Replacement(ABC):
 
     def refresh(self) -> Forward | None:
         """Return the forward for the weights as they are; None if they are of another kind."""
-        state = _state(self.sources)
-        if state != self._built_from:
-            self._forward = self.build() if all(map(_is_plain, _parameters(self.sources))) else None
-            # Looked at again: packed weights that are fused become parts of one tensor.
-            self._built_from = _state(self.sources)
-            self._held = [parameter.data for parameter in _parameters(self.sources)]
+        if self._built_from is None or not _are_as_they_were(self._built_from):
+            self._forward = self.build() if all(map(is_plain_module, self.sources)) else None
+            # Afterwards: packed weights that are fused become parts of one tensor.
+            self._built_from = [trace for module in self.sources for trace in _traces(module)]
         return self._forward
 
     def put_in_place(self) -> None:
@@ -73,25 +69,59 @@ def in_place(replacements: Sequence[Replacement]) -> Iterator[None]:
 
 def is_plain_module(module: nn.Module) -> bool:
     """Return whether all parameters of a module are fp32 or packed, on the CPU."""
-    return all(map(_is_plain, _parameters([module])))
-
-
-def _parameters(modules: Sequence[nn.Module]) -> Iterator[torch.Tensor]:
-    for module in modules:
-        # Straight from the dictionary: torch's own __getattr__ costs a microsecond a parameter.
-        for parameter in (*module._parameters.values(), module._buffers.get("panels")):
-            if parameter is not None:
-                yield parameter
-
-
-def _is_plain(parameter: torch.Tensor) -> bool:
-    return parameter.device.type == "cpu" and parameter.dtype in (torch.float32, torch.uint8)
-
-
-def _state(modules: Sequence[nn.Module]) -> tuple[object, ...]:
-    """Return what changes when a parameter is replaced or changed in place."""
-    return tuple(
-        # An inference tensor has no version and cannot be changed outside inference mode.
-        (id(parameter), parameter.data_ptr(), 0 if parameter.is_inference() else parameter._version)
-        for parameter in _parameters(modules)
+    return all(
+        trace.tensor is None
+        or (trace.tensor.device.type == "cpu" and trace.tensor.dtype in _PLAIN_DTYPES)
+        for trace in _traces(module)
     )
+
+
+_PLAIN_DTYPES = (torch.float32, torch.uint8)
+
+
+class _Trace(NamedTuple):
+    """What a parameter was like; a change in place, a replacement or new storage shows.
+
+    Attributes:
+        owner: The module's dictionary that it stands in: torch's own __getattr__ takes a
+            microsecond a parameter, and each step looks at all of a model.
+        name: Its name there.
+        tensor: The parameter, or None if there was none.
+        address: Where its values lie.
+        version: How often it was changed in place. An inference tensor has no version and cannot be
+            changed outside inference mode.
+        values: Held, so that no later parameter can lie where this one lay and pass for it.
+    """
+
+    owner: Mapping[str, torch.Tensor | None]
+    name: str
+    tensor: torch.Tensor | None
+    address: int = 0
+    version: int | None = None
+    values: torch.Tensor | None = None
+
+
+def _traces(module: nn.Module) -> Iterator[_Trace]:
+    """Yield the traces of a module's own parameters, packed weights included."""
+    places: list[tuple[Mapping[str, torch.Tensor | None], str]] = [
+        *((module._parameters, name) for name in module._parameters),
+        (module._buffers, "panels"),
+    ]
+    for owner, name in places:
+        tensor = owner.get(name)
+        if tensor is None:
+            yield _Trace(owner, name, None)
+            continue
+        version = None if tensor.is_inference() else tensor._version
+        yield _Trace(owner, name, tensor, tensor.data_ptr(), version, tensor.data)
+
+
+def _are_as_they_were(traces: Sequence[_Trace]) -> bool:
+    for owner, name, tensor, address, version, _ in traces:
+        if owner.get(name) is not tensor:
+            return False
+        if tensor is not None and (
+            tensor.data_ptr() != address or (version is not None and tensor._version != version)
+        ):
+            return False
+    return True

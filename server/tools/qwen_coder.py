@@ -1,4 +1,4 @@
-"""Qwen3-Coder: functions and parameters as tags; what is no text by the schema is JSON.
+"""Qwen3-Coder: functions and parameters as tags.
 
 <tool_call>
 <function=f>
@@ -11,34 +11,10 @@
 
 import re
 
-from server.tools.blocks import Block, ClosedBlock
-from server.tools.calls import Call, Functions
-from server.tools.typed_arguments import typed_arguments
+from server.tools.tagged import TaggedFormat
 
-_FUNCTION = re.compile(r"\s*<function=([\w.\-]+)>(.*?)</function>\s*", re.DOTALL)
-_PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>\s*", re.DOTALL)
-_END = "</tool_call>"
-
-
-class QwenCoderFormat:
-    """See the module."""
-
-    name = "qwen_coder"
-    openings = ("<tool_call>",)
-    closings: tuple[str, ...] = ()
-    bare = ""
-
-    def block(self) -> Block:
-        """See `CallFormat.block`."""
-        return ClosedBlock(_END)
-
-    def read(self, block: str, functions: Functions) -> list[Call] | None:
-        """See `CallFormat.read`."""
-        match = _FUNCTION.fullmatch(block.removesuffix(_END))
-        if match is None or match[1] not in functions or _PARAMETER.sub("", match[2]).strip():
-            return None
-        pairs = _PARAMETER.findall(match[2])
-        return [Call(match[1], typed_arguments(pairs, functions[match[1]]))]
-
-
-QWEN_CODER = QwenCoderFormat()
+QWEN_CODER = TaggedFormat(
+    "qwen_coder",
+    call=re.compile(r"\s*<function=([\w.\-]+)>(.*?)</function>\s*", re.DOTALL),
+    argument=re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>\s*", re.DOTALL),
+)

@@ -68,19 +68,6 @@ int64_t place(int64_t format, int64_t part, int64_t k, int64_t column) {
     return tile * kTileBytes + ((k % kChunk / 2 * 16 + column % 16) * 2 + k % 2) * 2;
 }
 
-template <class Action>
-void for_each_column(uint8_t* panels, int64_t format, int64_t columns, int64_t depth,
-                     Action action) {
-    const int64_t bytes = panel_bytes(format, depth), count = (columns + kPanel - 1) / kPanel;
-#pragma omp parallel for schedule(static)
-    for (int64_t index = 0; index < count; ++index) {
-        uint8_t* panel = panels + index * bytes;
-        std::memset(panel, 0, bytes);
-        for (int64_t c = 0; c < std::min<int64_t>(kPanel, columns - index * kPanel); ++c)
-            action(panel, c, index * kPanel + c);
-    }
-}
-
 }  // namespace
 
 int64_t slipstream::amx_packed_bytes(int64_t rows, int64_t depth) {
@@ -376,7 +363,7 @@ int64_t has_amx() {
 // weight [columns, depth] fp32; bf16 or bf16x3.
 void amx_pack_bf16(int64_t format, const float* weight, uint8_t* panels, int64_t columns,
                    int64_t depth) {
-    for_each_column(panels, format, columns, depth,
+    for_each_output(panels, panel_bytes(format, depth), columns,
                     [&](uint8_t* panel, int64_t c, int64_t column) {
                         for (int64_t k = 0; k < depth; ++k) {
                             const float value = weight[column * depth + k];

@@ -239,19 +239,6 @@ void with_format(int64_t format, Action action) {
     }
 }
 
-// Call `action(panel, column of the panel, output)` for each output, panels in parallel.
-template <class Action>
-void for_each_output(uint8_t* panels, int64_t panel_bytes, int64_t columns, Action action) {
-    const int64_t count = (columns + kPanel - 1) / kPanel;
-#pragma omp parallel for schedule(static)
-    for (int64_t index = 0; index < count; ++index) {
-        uint8_t* panel = panels + index * panel_bytes;
-        std::memset(panel, 0, panel_bytes);
-        for (int64_t c = 0; c < std::min<int64_t>(kPanel, columns - index * kPanel); ++c)
-            action(panel, c, index * kPanel + c);
-    }
-}
-
 void put16(uint8_t* at, uint16_t value) { std::memcpy(at, &value, sizeof(value)); }
 
 }  // namespace

@@ -303,5 +303,18 @@ void run_linear(const float* x, int64_t ldx, Problem problem, float* workspace, 
     }
 }
 
+// Call `action(panel, column of the panel, output)` for each output, panels in parallel.
+template <class Action>
+void for_each_output(uint8_t* panels, int64_t panel_bytes, int64_t columns, Action action) {
+    const int64_t count = (columns + kPanel - 1) / kPanel;
+#pragma omp parallel for schedule(static)
+    for (int64_t index = 0; index < count; ++index) {
+        uint8_t* panel = panels + index * panel_bytes;
+        std::memset(panel, 0, panel_bytes);
+        for (int64_t c = 0; c < std::min<int64_t>(kPanel, columns - index * kPanel); ++c)
+            action(panel, c, index * kPanel + c);
+    }
+}
+
 }  // namespace
 }  // namespace slipstream

@@ -142,7 +142,8 @@ class OutputRouter:
         undelivered: dict[str, Exception] = {}
         if self._faults.armed:
             outputs = self._take_out_faults(outputs, undelivered)
-        by_loop: dict[asyncio.AbstractEventLoop, _Calls] = {}
+        # By identity: a loop of the caller's own kind need not be hashable.
+        by_loop: dict[int, tuple[asyncio.AbstractEventLoop, _Calls]] = {}
         unhandled: list[GenerationOutput] = []
         handlers = self._handlers
         with self._lock:
@@ -153,13 +154,14 @@ class OutputRouter:
                     continue
                 if output.is_last:
                     del handlers[output.request_id]
-                if registration.loop is not None:
-                    calls = by_loop.setdefault(registration.loop, [])
+                loop = registration.loop
+                if loop is not None:
+                    _, calls = by_loop.setdefault(id(loop), (loop, []))
                     calls.append((registration.callback, output))
             if unhandled:
                 # Under the lock, so that `take_over` finds each output here or there.
                 self.store.put(unhandled)
-        for loop, calls in by_loop.items():
+        for loop, calls in by_loop.values():
             try:
                 loop.call_soon_threadsafe(_call_all, calls)
             except Exception as error:  # noqa: BLE001 - a caller's loop: closed, or of its own kind

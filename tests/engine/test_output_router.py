@@ -143,6 +143,19 @@ def test_a_closed_loop_does_not_keep_others_from_their_outputs(router, loops, ca
     assert router.num_handlers == 0
 
 
+async def test_a_loop_that_cannot_be_hashed_is_a_loop_like_others(router, monkeypatch):
+    loop = asyncio.get_running_loop()
+    received: list[GenerationOutput] = []
+    router.register("a", received.append)
+    router.register("b", received.append)
+    monkeypatch.setattr(type(loop), "__hash__", None, raising=False)
+    (first,), (second,) = outputs_of("a", 1), outputs_of("b", 1)
+    assert router.deliver([first, second]) == {}
+    monkeypatch.undo()
+    await asyncio.sleep(0)
+    assert received == [first, second]
+
+
 async def test_a_handler_that_raises_does_not_keep_others_from_theirs(router, caplog):
     received: list[GenerationOutput] = []
 

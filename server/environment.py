@@ -50,37 +50,40 @@ def read_keys(settings: SecuritySettings, variables: Mapping[str, str] = os.envi
     """Return the keys of the files that the settings name and of the environment, hashed.
 
     Raises:
-        SettingsError: A file cannot be read, or a key in it; the text never holds a key.
+        SettingsError: A file or a key cannot be read, or a key or a name stands in two places; the
+            text never holds a key.
     """
-    return KeyRing(
-        clients=_keys_of("security.api_keys_file", settings.api_keys_file, CLIENT_KEYS, variables),
-        admins=_keys_of(
-            "security.admin_keys_file", settings.admin_keys_file, ADMIN_KEYS, variables
-        ),
-    )
+    try:
+        return KeyRing(
+            clients=_keys_of(
+                "security.api_keys_file", settings.api_keys_file, CLIENT_KEYS, variables
+            ),
+            admins=_keys_of(
+                "security.admin_keys_file", settings.admin_keys_file, ADMIN_KEYS, variables
+            ),
+        )
+    except KeyFormatError as error:
+        raise SettingsError(str(error)) from None
 
 
 def _keys_of(
     setting: str, path: str, names: tuple[str, ...], variables: Mapping[str, str]
 ) -> tuple[Key, ...]:
-    keys: dict[bytes, Key] = {}
-    try:
-        if path:
+    """Return the keys of a file and of variables."""
+    keys: list[Key] = []
+    if path:
+        try:
             lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
-            keys.update((key.digest, key) for key in parse_keys(lines, origin=path))
-            if not keys:
-                raise SettingsError(f"{setting}: {path} holds no key")
-        for name in names:
-            lines = variables.get(name, "").replace(",", "\n").splitlines()
-            for key in parse_keys(lines, origin=name):
-                # A key that a file names keeps its name.
-                keys.setdefault(key.digest, key)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no UTF-8 text"
-        raise SettingsError(f"{setting}: {path} cannot be read: {reason}") from None
-    except KeyFormatError as error:
-        raise SettingsError(str(error)) from None
-    return tuple(keys.values())
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is no UTF-8 text"
+            raise SettingsError(f"{setting}: {path} cannot be read: {reason}") from None
+        keys += parse_keys(lines, origin=path)
+        if not keys:
+            raise SettingsError(f"{setting}: {path} holds no key")
+    for name in names:
+        lines = variables.get(name, "").replace(",", "\n").splitlines()
+        keys += parse_keys(lines, origin=name)
+    return tuple(keys)
 
 
 def cache_folder() -> Path:

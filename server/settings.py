@@ -164,7 +164,10 @@ class SecuritySettings:
 
     Attributes:
         api_keys_file: File of client keys, one in a line, as `KEY`, `NAME KEY` or, in either form,
-            sha256:HEX in place of the key. Further keys come from SLIPSTREAM_API_KEYS.
+            sha256:HEX in place of the key. A # at the start of a line or after a blank begins a
+            comment. Files, batches and stored responses belong to the name, to the key itself if
+            it has none. Further keys come from SLIPSTREAM_API_KEYS; no key and no name may stand
+            twice, those of /admin included.
         admin_keys_file: The same for the keys of /admin; further ones from SLIPSTREAM_ADMIN_KEYS.
         allow_unauthenticated: Listen on an address that others reach although there is no key.
         public_metrics: Let /metrics be read without a key.

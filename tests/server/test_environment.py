@@ -51,10 +51,45 @@ def test_an_unknown_key_in_a_variable_is_an_error():
 def test_keys_come_from_files_and_variables(tmp_path):
     path = tmp_path / "keys"
     path.write_text(f"anna {SECRET}\n")
-    variables = {"SLIPSTREAM_API_KEYS": f"{SECRET},another-secret", "SLIPSTREAM_ADMIN_KEY": "x" * 9}
+    variables = {"SLIPSTREAM_API_KEYS": "a-secret-of-bob", "SLIPSTREAM_ADMIN_KEY": "x" * 9}
     ring = read_keys(SecuritySettings(api_keys_file=str(path)), variables)
-    assert [key.name for key in ring.clients] == ["anna", "key-2"]
+    assert len(ring.clients) == 2
+    assert ring.clients[0].name == "anna"
     assert len(ring.admins) == 1
+
+
+def test_keys_without_names_have_one_each_wherever_they_stand(tmp_path):
+    """A name is an owner: two clients of one name would read each other's files."""
+    paths = {name: tmp_path / name for name in ("clients", "admins")}
+    for name, path in paths.items():
+        path.write_text(f"secret-of-file-{name}\n")
+    variables = {
+        "SLIPSTREAM_API_KEY": "secret-of-variable",
+        "SLIPSTREAM_API_KEYS": "secret-of-list-1,secret-of-list-2",
+        "SLIPSTREAM_ADMIN_KEY": "secret-of-admin",
+        "SLIPSTREAM_ADMIN_KEYS": "secret-of-admins",
+    }
+    settings = SecuritySettings(
+        api_keys_file=str(paths["clients"]), admin_keys_file=str(paths["admins"])
+    )
+    ring = read_keys(settings, variables)
+    names = {key.digest: key.name for key in (*ring.clients, *ring.admins)}
+    assert len(set(names.values())) == len(names) == 7
+    del variables["SLIPSTREAM_API_KEY"]
+    fewer = read_keys(settings, variables)
+    for key in (*fewer.clients, *fewer.admins):
+        assert names[key.digest] == key.name, "others come and go, a name stays"
+
+
+@pytest.mark.parametrize("admin", [False, True])
+@pytest.mark.parametrize("again", [SECRET, f"bob {SECRET}", "anna other-secret"])
+def test_what_two_sources_both_name_is_an_error(tmp_path, again, admin):
+    path = tmp_path / "keys"
+    path.write_text(f"anna {SECRET}\n")
+    variables = {"SLIPSTREAM_ADMIN_KEYS" if admin else "SLIPSTREAM_API_KEYS": again}
+    with pytest.raises(SettingsError, match=f"{path}, line 1, too") as caught:
+        read_keys(SecuritySettings(api_keys_file=str(path)), variables)
+    assert SECRET not in str(caught.value)
 
 
 @pytest.mark.parametrize(("text", "message"), [("", "holds no key"), (None, "cannot be read")])

@@ -17,7 +17,7 @@ from pathlib import Path
 from server.address import check_address, check_exposure
 from server.console import output_console, print_error
 from server.environment import calm_worker_threads, read_keys, read_settings
-from server.setting_values import SettingsError
+from server.setting_values import WEIGHTS, SettingsError
 from server.settings import Settings, load_settings
 from server.startup_errors import StartupError
 from server.version import VERSION
@@ -121,8 +121,8 @@ def _add_serve_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--weights",
         metavar="FORMAT",
-        help="what weights are stored as on a CPU: fp32, bf16x3, bf16, int8, int4; auto is "
-        "bf16 where that loses nothing",
+        help=f"what weights are stored as on a CPU: {', '.join(WEIGHTS)}; auto is bf16 where that "
+        "loses nothing, bf16x3 needs a processor with a tile unit",
     )
     parser.add_argument("--api-keys-file", metavar="FILE", help="keys of clients, one in a line")
     parser.add_argument("--admin-keys-file", metavar="FILE", help="keys of /admin, one in a line")

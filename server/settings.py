@@ -45,7 +45,8 @@ class ModelSettings:
         revision: Hub revision of every file of the model.
         dtype: "auto", "float32", "bfloat16" or "float16"; auto is float32 on a CPU.
         weights: What linear layers and embedding are stored as on a CPU: "fp32" (as loaded),
-            "bf16x3", "bf16", "int8" or "int4"; auto is bf16 if that loses nothing, else as loaded.
+            "bf16x3" (needs a processor with a tile unit), "bf16", "int8" or "int4"; auto is bf16 if
+            that loses nothing, else as loaded.
         device: "auto", "cpu", "cuda" or "cuda:N".
         chat_template: File with a chat template that replaces the tokenizer's own.
         allow_auto_map: Serve a model whose config names code of its own, with transformers' code

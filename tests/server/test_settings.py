@@ -5,9 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from engine.models.weight_formats import WEIGHTS as ENGINE_WEIGHTS
 from server.environment import cache_folder, calm_worker_threads
-from server.setting_values import SettingsError
+from server.reasoning.markers import MARKERS
+from server.setting_values import REASONING_PARSERS, TOOL_PARSERS, WEIGHTS, SettingsError
 from server.settings import ModelSettings, ServerSettings, Settings, load_settings
+from server.tools.harmony import NAME as HARMONY
+from server.tools.registry import FORMATS
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
 
@@ -67,7 +71,7 @@ def test_a_port_that_is_none_is_refused(value):
         ("model.dtype=int8", "model.dtype is 'int8'; write one of auto, float32, bfloat16"),
         (
             "model.weights=int3",
-            "model.weights is 'int3'; write one of auto, fp32, bf16, int8, int4",
+            "model.weights is 'int3'; write one of auto, fp32, bf16x3, bf16, int8, int4",
         ),
         ("model.device=gpu", "model.device is 'gpu'; write auto, cpu, cuda or cuda:0"),
         ("model.sampling_defaults=x", "model.sampling_defaults is 'x'; write one of model, openai"),
@@ -127,3 +131,21 @@ def test_worker_threads_sleep_unless_the_operator_says_otherwise(monkeypatch):
     monkeypatch.setenv("GOMP_SPINCOUNT", "7")
     calm_worker_threads()
     assert os.environ["GOMP_SPINCOUNT"] == "7"
+
+
+@pytest.mark.parametrize(
+    ("choices", "known"),
+    [
+        (WEIGHTS, ENGINE_WEIGHTS),
+        (TOOL_PARSERS, ("auto", HARMONY, *FORMATS)),
+        (REASONING_PARSERS, ("auto", "none", *MARKERS)),
+    ],
+    ids=["weights", "tools", "reasoning"],
+)
+def test_a_setting_takes_what_there_is(choices, known):
+    assert sorted(choices) == sorted(known)
+
+
+@pytest.mark.parametrize("weights", ENGINE_WEIGHTS)
+def test_weights_that_the_engine_knows_are_taken(weights):
+    assert load_settings(None, [f"model.weights={weights}"]).model.weights == weights

@@ -100,6 +100,8 @@ def _parse_allowed_tools(value: Any) -> ToolChoice:
     tools = value.get("tools")
     if not isinstance(tools, list) or not tools:
         raise field_error(f"{param}.tools", f"{param}.tools lists functions.")
+    if len(tools) > MAX_TOOLS:
+        raise field_error(f"{param}.tools", f"{param}.tools has at most {MAX_TOOLS} entries.")
     names = tuple(_function_name(tool, f"{param}.tools") for tool in tools)
     return ToolChoice(ToolMode(value["mode"]), names)
 

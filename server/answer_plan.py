@@ -6,6 +6,7 @@ begun. The same plan serves every choice. Event loop only.
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from api_schemas import ChatCompletionRequest, FinishReason, ToolMode, ToolUse
 from server.grammars.composition import SpecialIds, after_reasoning, either
@@ -115,6 +116,7 @@ def plan_answer(
                 recipe.name,
                 recipe.param,
                 recipe.error_code,
+                (opening.name, *recipe.source),
                 partial(_reason_first, recipe, formats, opening),
             )
     return AnswerPlan(prompt, body.n, tools, recipe, formats, opening, body.include_reasoning)
@@ -130,12 +132,18 @@ def _recipe(
     layout = forced_format(formats.calls).layout
     param = "functions" if tools.is_legacy else "tools"
     make = partial(forced_calls, tools, layout, formats.special_ids)
-    calls = GrammarRecipe("The tools", param, "invalid_tools", make)
+    calls = GrammarRecipe("The tools", param, "invalid_tools", _source(tools), make)
     if answer is None or tools.is_forced:
         return calls
-    return GrammarRecipe(
-        answer.name, answer.param, answer.error_code, partial(_either, answer, calls)
-    )
+    source = (answer.source, calls.source)
+    make = partial(_either, answer, calls)
+    return GrammarRecipe(answer.name, answer.param, answer.error_code, source, make)
+
+
+def _source(tools: ToolUse) -> tuple[Any, ...]:
+    """Return what the grammar of forced calls depends on."""
+    functions = [(one.name, one.parameters, one.strict) for one in tools.functions]
+    return ("calls", tools.is_single, functions)
 
 
 def _either(answer: GrammarRecipe, calls: GrammarRecipe) -> str:

@@ -8,7 +8,7 @@ from llguidance import LLMatcher
 from api_schemas import FunctionDefinition, ToolUse
 from server.grammars.composition import SpecialIds, literal
 from server.grammars.matching import GrammarError
-from server.grammars.schemas import prepare_schema
+from server.grammars.schemas import prepare_schema, schema_grammar
 from server.tools.call_format import Layout
 
 MAX_FORCED_CALLS = 8
@@ -51,7 +51,7 @@ def _arguments_schema(function: FunctionDefinition) -> dict[str, Any]:
         raise GrammarError(f"the parameters of {function.name} are no object")
     try:
         schema = prepare_schema({"type": "object", **given}, lenient=not function.strict)
-        problem = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(schema))
+        problem = LLMatcher.validate_grammar(schema_grammar(schema))
     except GrammarError as error:
         problem = str(error)
     if problem:

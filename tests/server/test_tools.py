@@ -230,6 +230,12 @@ def test_a_template_without_tools_gets_them_as_text(live):
     assert expected in text
 
 
+MANY_ALLOWED = {
+    "type": "allowed_tools",
+    "allowed_tools": {"mode": "auto", "tools": [NAMED] * 513},
+}
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -249,6 +255,7 @@ def test_a_template_without_tools_gets_them_as_text(live):
             {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {}}},
             "tool_choice.allowed_tools.mode",
         ),
+        ({"tools": TOOLS, "tool_choice": MANY_ALLOWED}, "tool_choice.allowed_tools.tools"),
         ({"tools": TOOLS, "functions": [TOOLS[0]["function"]]}, "functions"),
         ({"function_call": {"name": "first"}}, "function_call"),
         (

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -121,12 +122,37 @@ def deep(levels: int) -> dict:
         ("[" * 100_000, "not valid JSON"),
         ({"enum": ["x" * 1_000_000]}, "longer than"),
         ({"enum": list(range(60_000))}, "more than 50000 values"),
+        ('{"const": "\\ud800"}', "no Unicode text"),
+        ({"const": int("9" * 4000)}, "number that is too long"),
     ],
-    ids=["deep", "deep text", "very deep text", "long", "wide"],
+    ids=["deep", "deep text", "very deep text", "long", "wide", "surrogate", "long number"],
 )
 async def test_schemas_are_bounded(compiler, value, text):
     with pytest.raises(RequestError, match=text):
         await compiler.compile(of(ConstraintKind.JSON_SCHEMA, value))
+
+
+async def test_a_source_that_is_too_long_is_not_walked_over(compiler):
+    def never() -> str:
+        raise AssertionError
+
+    recipe = GrammarRecipe("It", "a", "b", ("x" * 1_000_000,), never)
+    with pytest.raises(RequestError, match="longer than"):
+        await compiler.compile(recipe)
+
+
+async def test_grammars_that_take_too_long_leave_the_threads_to_others(compiler, monkeypatch):
+    def endless() -> str:
+        while True:
+            pass
+
+    await compiler.compile(of(ConstraintKind.JSON_OBJECT))
+    monkeypatch.setattr(compiler_module, "TIMEOUT_SECONDS", 0.05)
+    for number in range(compiler_module.NUM_THREADS):
+        with pytest.raises(RequestError, match="to compile"):
+            await compiler.compile(GrammarRecipe("It", "a", "b", (number,), endless))
+    monkeypatch.undo()
+    await compiler.compile(of(ConstraintKind.REGEX, "a"))
 
 
 async def test_a_schema_that_takes_too_long_is_a_400(compiler, monkeypatch):
@@ -135,18 +161,19 @@ async def test_a_schema_that_takes_too_long_is_a_400(compiler, monkeypatch):
         await compiler.compile(of(ConstraintKind.JSON_OBJECT))
 
 
-async def test_equal_grammars_are_compiled_once(compiler, monkeypatch):
-    compiled = []
-    real = compiler_module._compile
+async def test_equal_grammars_are_made_and_compiled_once(compiler):
+    made = []
+    real = of(ConstraintKind.REGEX, "a+")
 
-    def spy(*arguments):
-        compiled.append(arguments)
-        return real(*arguments)
+    def make() -> str:
+        made.append(1)
+        return real.make()
 
-    monkeypatch.setattr(compiler_module, "_compile", spy)
-    same = of(ConstraintKind.REGEX, "a+")
-    found = await asyncio.gather(*(compiler.compile(same) for _ in range(5)))
-    assert len(compiled) == 1
+    def same() -> GrammarRecipe:
+        return replace(real, make=make)
+
+    found = await asyncio.gather(*(compiler.compile(same()) for _ in range(5)))
+    assert len(made) == 1
     assert all(one is found[0] for one in found)
 
 

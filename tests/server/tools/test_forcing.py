@@ -39,8 +39,12 @@ def compiler(vocabulary):
     made.close()
 
 
+def recipe(make) -> GrammarRecipe:
+    return GrammarRecipe("The grammar", "tools", "invalid", (str(make),), make)
+
+
 async def walks(compiler, vocabulary, make, count=12) -> list[str]:
-    grammar = await compiler.compile(GrammarRecipe("The grammar", "tools", "invalid", make))
+    grammar = await compiler.compile(recipe(make))
     found = [Walker(vocabulary).walk(grammar, seed) for seed in range(count)]
     return [text for text in found if text is not None]
 
@@ -71,7 +75,7 @@ async def test_markers_that_are_special_tokens_are_drawn_as_such(compiler, vocab
     layout = Layout(before=f"a{name}", after=name)
     use = ToolUse(FUNCTIONS[1:], ToolMode.REQUIRED, is_single=True)
     make = partial(forced_calls, use, layout, special)
-    grammar = await compiler.compile(GrammarRecipe("The grammar", "tools", "invalid", make))
+    grammar = await compiler.compile(recipe(make))
     matcher = grammar.matcher()
     call = '{"name": "second.part-2", "arguments": {}}'
     for one in (*vocabulary.encode("a"), token, *vocabulary.encode(call), token):
@@ -93,7 +97,7 @@ async def test_markers_that_are_special_tokens_are_drawn_as_such(compiler, vocab
 )
 async def test_reasoning_may_come_before_what_is_held(compiler, vocabulary, opening, text, allowed):
     make = partial(after_reasoning, ANSWER, MARKERS["think"], opening, {})
-    grammar = await compiler.compile(GrammarRecipe("The grammar", "tools", "invalid", make))
+    grammar = await compiler.compile(recipe(make))
     matcher = grammar.matcher()
     try:
         for token in vocabulary.encode(text):

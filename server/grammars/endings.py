@@ -120,23 +120,24 @@ class _Endings:
     def _target_ends(self, reference: str) -> _Claim:
         known = self._by_reference.get(reference)
         if known is None:
-            known = self._by_reference[reference] = self._ends(self._resolve(reference))
+            known = self._by_reference[reference] = self._ends(resolve(self._root, reference))
         return known
 
-    def _resolve(self, reference: str) -> Any:
-        """Return what a reference into the schema itself points at; None if it is another one."""
-        if not reference.startswith("#"):
+
+def resolve(root: Schema, reference: str) -> Any:
+    """Return what a reference into a schema itself points at; None if it is another one."""
+    if not reference.startswith("#"):
+        return None
+    target: Any = root
+    for part in unquote(reference[1:]).split("/")[1:]:
+        part = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(target, dict):
+            target = target.get(part)
+        elif isinstance(target, list) and _is_index(part) and int(part) < len(target):
+            target = target[int(part)]
+        else:
             return None
-        target: Any = self._root
-        for part in unquote(reference[1:]).split("/")[1:]:
-            part = part.replace("~1", "/").replace("~0", "~")
-            if isinstance(target, dict):
-                target = target.get(part)
-            elif isinstance(target, list) and _is_index(part) and int(part) < len(target):
-                target = target[int(part)]
-            else:
-                return None
-        return target
+    return target
 
 
 def _is_index(text: str) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from server.message_parts import CallArguments, CallStart, Part, TextPart, join_parts
 from server.tools.blocks import MAX_BLOCK_CHARACTERS, Block, BlockState
 from server.tools.call_format import CallFormat
-from server.tools.calls import Functions
+from server.tools.calls import Functions, escape_surrogates
 from server.tools.forced_calls import ForcedCalls
 
 MAX_HELD_BLANKS = 64
@@ -176,7 +176,7 @@ class CallParser:
         parts: list[Part] = []
         for call in calls[: 1 if self._rules.is_single else None]:
             parts.append(CallStart(self._num_calls, call.name))
-            parts.append(CallArguments(self._num_calls, call.arguments))
+            parts.append(CallArguments(self._num_calls, escape_surrogates(call.arguments)))
             self._num_calls += 1
         return [*parts, *self._close()]
 

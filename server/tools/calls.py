@@ -1,6 +1,7 @@
 """Reading calls out of JSON, without losing a digit of what the model wrote. Pure."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -10,6 +11,7 @@ from api_schemas import FunctionDefinition
 Functions = Mapping[str, FunctionDefinition]
 
 _BLANKS = " \t\r\n"
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +60,32 @@ def _read_call(text: str, functions: Functions) -> Call:
     return Call(name, check_object(arguments))
 
 
+def escape_surrogates(text: str) -> str:
+    """Return the same JSON text as text that can be sent: a half of a character as its escape.
+
+    A model may write such a half as an escape in a text, and formats that read texts would give it
+    back as what no encoding can carry.
+    """
+    return _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
 def check_object(text: str) -> str:
     """Return the JSON text of an object.
 
     Raises:
         ValueError: It is none.
     """
-    if not isinstance(_loads(text), dict):
+    if not isinstance(load_json(text), dict):
         raise ValueError("it is no object")
     return text.strip(_BLANKS)
 
 
-def _loads(text: str) -> Any:
+def load_json(text: str) -> Any:
+    """Return the value of a JSON text.
+
+    Raises:
+        ValueError: It is none; NaN and the infinities are no JSON.
+    """
     return json.loads(text, parse_constant=_refuse)
 
 
@@ -82,7 +98,7 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse)
 
 def _split_object(text: str) -> dict[str, str]:
     """Return the members of an object, their values as they are written."""
-    if not isinstance(_loads(text), dict):
+    if not isinstance(load_json(text), dict):
         raise ValueError("it is no object")
     members: dict[str, str] = {}
     place = _skip(text, text.index("{") + 1, _BLANKS)
@@ -97,7 +113,7 @@ def _split_object(text: str) -> dict[str, str]:
 
 def _split_list(text: str) -> list[str]:
     """Return the items of a list as they are written."""
-    if not isinstance(_loads(text), list):
+    if not isinstance(load_json(text), list):
         raise ValueError("it is no list")
     items = []
     place = _skip(text, text.index("[") + 1, _BLANKS)

@@ -57,7 +57,10 @@ def _value(node: ast.expr) -> Any:
         if len(keys) < len(node.keys) or not all(isinstance(key, str) for key in keys):
             raise ValueError("a key is no text")
         return dict(zip(keys, map(_value, node.values), strict=True))
-    return ast.literal_eval(node)
+    value = ast.literal_eval(node)
+    if value is not None and not isinstance(value, str | int | float):
+        raise ValueError("JSON has no such literal")
+    return value
 
 
 PYTHONIC = PythonicFormat()

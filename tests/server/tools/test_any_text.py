@@ -8,11 +8,42 @@ from api_schemas import FunctionDefinition
 from server.message_parts import MessageParser, ReasoningPart
 from server.reasoning.markers import MARKERS, Opening
 from server.reasoning.parser import ReasoningParser
+from server.rendering.message import MessageRenderer
 from server.tools.call_parser import CallParser, CallRules
+from server.tools.calls import load_json
+from server.tools.harmony import NAME as HARMONY
 from server.tools.harmony import HarmonyParser
 from server.tools.registry import FORMATS
 from tests.server.tools.readings import calls_of, read, text_of, visible
 
+CALLED = '{"name": "add", "arguments": ARGUMENTS}'
+MARK = "<\uff5ctool\u2581{}\uff5c>".format
+# How each format writes a call with one argument, or with these arguments.
+WRITTEN = {
+    "hermes": f"<tool_call>{CALLED}</tool_call>",
+    "llama_json": CALLED,
+    "pythonic": "[add(a=VALUE)]",
+    "mistral": "[TOOL_CALLS]add[ARGS]ARGUMENTS",
+    "deepseek": MARK("calls\u2581begin") + MARK("call\u2581begin") + f"add{MARK('sep')}ARGUMENTS",
+    "granite": f"<tool_call>[{CALLED}]",
+    "phi": f"functools[{CALLED}]",
+    "qwen_coder": "<tool_call><function=add><parameter=a>VALUE</parameter></function></tool_call>",
+    "glm": "<tool_call>add<arg_key>a</arg_key><arg_value>VALUE</arg_value></tool_call>",
+    "json": CALLED,
+    HARMONY: "«<|channel|>»commentary to=functions.add«<|message|>»ARGUMENTS",
+}
+# What may stand there: halves of characters, literals of Python, numbers that are none.
+VALUES = ["1", "null", r'"\ud800"', r'"\ud83d\ude00"', r"'\ud800'", "b'x'", "{1}", "2j", "1 + 2j"]
+VALUES += ["...", "NaN", "-Infinity", "1e999", "0x" + "f" * 5000, "9" * 5000, "[" * 500, "{1: 2}"]
+VALUES += [
+    "x",
+    "()",
+    '"{}"',
+    r'"{\"a\": \"\ud800\"}"',
+    r'"{\"a\": \"\\ud800\"}"',
+    r'"{\"\ud800\": 1}"',
+]
+ARGUMENTS = ["VALUE", '{"a": VALUE}']
 FUNCTIONS = {"add": FunctionDefinition(name="add")}
 CALL = '{"name": "add", "arguments": {"a": "}"}}'
 COMMON = ["x", " ", "\n", "{", "}", "[", "]", '"', "\\", "<", ">", ";", ",", "```", CALL, "add"]
@@ -47,6 +78,29 @@ def test_calls_do_not_depend_on_the_cuts(name, data):
     parts = agree(make, recording, place)
     if not calls_of(parts):
         assert text_of(parts) == visible(recording)
+
+
+@pytest.mark.parametrize("value", VALUES, ids=range(len(VALUES)))
+@pytest.mark.parametrize("arguments", ARGUMENTS)
+@pytest.mark.parametrize("name", WRITTEN)
+def test_an_answer_can_be_sent_whatever_its_arguments_are(name, arguments, value):
+    recording = WRITTEN[name].replace("ARGUMENTS", arguments).replace("VALUE", value)
+    rules = CallRules(FUNCTIONS)
+    parser: MessageParser = HarmonyParser(rules, shows_reasoning=True)
+    if name != HARMONY:
+        parser = CallParser(FORMATS[name], rules)
+    parts = read(parser, recording, list)
+    message = MessageRenderer(is_legacy=False, short_ids=False)
+    for part in parts:
+        assert message.delta(part).model_dump_json()
+    assert message.whole().model_dump_json()
+    calls = calls_of(parts)
+    assert all(isinstance(load_json(arguments), dict) for _, arguments in calls)
+    assert calls or value in text_of(parts)
+
+
+def test_every_format_is_among_those_that_are_written():
+    assert {*WRITTEN} == {*FORMATS, HARMONY}
 
 
 @settings(max_examples=100, deadline=None)

@@ -20,6 +20,7 @@ from engine.runners.eager import EagerRunner, Runner
 from engine.sampling.sampler import Sampler
 from engine.scheduler import Scheduler
 from engine.scheduler_kinds import SCHEDULERS
+from engine.speculation import Speculation
 from engine.step_cost import StepPace
 
 
@@ -32,6 +33,12 @@ def assemble(model: CausalLM, geometry: ModelGeometry, resolved: ResolvedConfig)
     cache.add_host_blocks(resolved.num_host_blocks)
     backend = make_backend(resolved.attention, page_size)
     attention = PagedAttention(cache, backend, geometry.layer_indices)
+
+    speculation = Speculation(
+        resolved.max_draft_tokens,
+        max_batch_tokens=resolved.max_batch_tokens,
+        page_size=page_size,
+    )
 
     def make_scheduler() -> Scheduler:
         blocks = BlockManager(
@@ -46,6 +53,7 @@ def assemble(model: CausalLM, geometry: ModelGeometry, resolved: ResolvedConfig)
             max_requests=resolved.max_requests_per_batch,
             num_reserved_blocks=resolved.num_reserved_blocks,
             pace=StepPace(resolved.step_time_target),
+            speculation=speculation,
         )
 
     return StepParts(

@@ -4,7 +4,8 @@ scheduler -> ScheduledBatch -> input_builder -> BatchInputs -> runner -> logits 
 SampledTokens -> scheduler. All of them live for one step and belong to the engine thread.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -29,11 +30,13 @@ class ScheduledRequest:
         request: The request.
         num_new_tokens: Tokens computed in this step, at least 1.
         samples: Whether these are the last missing ones, so that a token is drawn.
+        draft: Guesses of the tokens after these, computed with them, see `speculation`.
     """
 
     request: RequestState
     num_new_tokens: int
     samples: bool
+    draft: Sequence[int] = ()
 
     @property
     def first_position(self) -> int:
@@ -41,8 +44,13 @@ class ScheduledRequest:
         return self.request.num_computed
 
     @property
+    def num_rows(self) -> int:
+        """Rows of the step that are this request's, guesses included."""
+        return self.num_new_tokens + len(self.draft)
+
+    @property
     def num_context_tokens(self) -> int:
-        """Positions in the cache once this step has run."""
+        """Positions in the cache once this step has run; what was only guessed is none."""
         return self.first_position + self.num_new_tokens
 
     @property
@@ -82,6 +90,7 @@ class ScheduledBatch:
         num_tokens: Sum of their new tokens.
         num_started: Requests that had never been scheduled before.
         block_copies: What to copy inside the cache, in this order, before the forward.
+        num_drafted: Tokens that are computed besides, because they were guessed.
         continues: Whether `scheduled` is the very list of the step before, each request one token
             further on. Whoever has laid out that step can go on from it.
     """
@@ -90,6 +99,7 @@ class ScheduledBatch:
     num_tokens: int
     num_started: int = 0
     block_copies: list[BlockCopy] = field(default_factory=list)
+    num_drafted: int = 0
     continues: bool = False
 
     @property
@@ -99,8 +109,13 @@ class ScheduledBatch:
             item.samples for item in self.scheduled
         )
 
+    def without_drafts(self) -> "ScheduledBatch":
+        """Return the batch without guesses; what precedes the forward has been done."""
+        scheduled = [replace(item, draft=()) for item in self.scheduled]
+        return ScheduledBatch(scheduled, self.num_tokens)
+
     def halves(self) -> "tuple[ScheduledBatch, ScheduledBatch]":
-        """Split the batch in two; what precedes the forward has been done and is left out."""
+        """Split a batch without drafts in two; what precedes the forward has been done."""
         middle = len(self.scheduled) // 2
         first, second = self.scheduled[:middle], self.scheduled[middle:]
         return (
@@ -121,7 +136,7 @@ class ScheduledBatch:
 
 @dataclass(frozen=True, slots=True)
 class BatchInputs:
-    """The tensors of one forward; T tokens of R requests, N of which sample.
+    """The tensors of one forward; T tokens of R requests, N of which sample, D of T guessed.
 
     Attributes:
         input_ids: [1, T] int64.
@@ -130,8 +145,8 @@ class BatchInputs:
         block_table: [R, B] int32, rows padded with 0.
         query_starts: R + 1 offsets into T, where each request's tokens begin.
         context_lengths: R lengths, each including this step's tokens.
-        sample_indices: [N + P] int64, rows of T whose logits are wanted: first those of the
-            requests that sample, then those that tell of prompt tokens.
+        sample_indices: [N + P + D] int64, rows of T whose logits are wanted: first those of the
+            requests that sample, then those that tell of prompt tokens, then those of guesses.
         pooled: Rows of T whose hidden states are wanted; the forward fills them in.
     """
 
@@ -159,6 +174,7 @@ class SampledTokens:
         prompt_logprobs: Request id -> entries for its next prompt tokens, where asked for.
         is_plain: Whether there is nothing but the token ids, one for each request.
         pooled: What the forward said of prompts that are to become vectors.
+        drafted: [D, V] logits of the guessed tokens, nothing drawn from them; None without any.
     """
 
     token_ids: list[int]
@@ -168,3 +184,4 @@ class SampledTokens:
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     is_plain: bool = False
     pooled: dict[str, PooledRows] = field(default_factory=dict)
+    drafted: torch.Tensor | None = None

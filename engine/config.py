@@ -58,6 +58,9 @@ class ContinuousBatchingConfig:
         step_time_target: Not in the documentation. How long a step may take while requests stream,
             in seconds; prompts enter in pieces that keep to it. 0 does not limit it; None: 0.2 on a
             CPU, 0.05 on a GPU.
+        max_draft_tokens: Not in the documentation. How many of a request's next tokens may be
+            guessed, from what followed the same tokens before, and computed in one step; right ones
+            save steps, no answer changes. As many are guessed as have lately paid. 0 guesses none.
 
     Source: the public documentation of transformers' class of the same name.
     """
@@ -92,6 +95,7 @@ class ContinuousBatchingConfig:
     max_cached_graphs: InitVar[int | None] = None
     block_size: InitVar[int | None] = None
     step_time_target: float | None = None
+    max_draft_tokens: int = 0
 
     DEPRECATED_FIELDS: ClassVar[tuple[str, ...]] = (
         "use_default_compile_configs",

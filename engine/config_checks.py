@@ -69,6 +69,7 @@ _RANGES: dict[str, tuple[str, Callable[[object], bool]]] = {
         _is_fraction(zero=False, one=True),
     ),
     "step_time_target": ("a number of seconds, at least 0", _is_amount),
+    "max_draft_tokens": ("a whole number of at least 0", _is_count(0)),
     "safety_margin": ("a share: at least 0, below 1", _is_fraction(zero=True, one=False)),
     "max_queue_size": ("a whole number of at least 0", _is_count(0)),
     "seed": ("a whole number", lambda value: type(value) is int),

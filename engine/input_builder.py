@@ -27,7 +27,7 @@ class _Layout:
         slots: [T] int64, where each one's key and value go.
         block_table: [R, B] int32.
         query_starts: R + 1 offsets into T.
-        sample_indices: [N] int64.
+        sample_indices: [N + P + D] int64.
         tensors: The arrays but query_starts as tensors, once they are made.
     """
 
@@ -68,7 +68,7 @@ class InputBuilder:
             self._move_on(last)
             return self._inputs(last, (last.positions + 1).tolist())
         last = self._last = self._lay_out(batch)
-        lengths = [item.num_context_tokens for item in batch.scheduled]
+        lengths = [item.first_position + item.num_rows for item in batch.scheduled]
         return self._inputs(last, lengths, _pooled_rows(batch, last.query_starts))
 
     def _inputs(
@@ -112,7 +112,7 @@ class InputBuilder:
             last.slots[row] = block_ids[page] * self._page_size
 
     def _lay_out(self, batch: ScheduledBatch) -> _Layout:
-        num_tokens = batch.num_tokens
+        num_tokens = batch.num_tokens + batch.num_drafted
         tokens = np.empty(num_tokens, dtype=np.int64)
         positions = np.empty(num_tokens, dtype=np.int64)
         slots = np.empty(num_tokens, dtype=np.int64)
@@ -124,23 +124,27 @@ class InputBuilder:
             block_ids = request.block_ids
             block_table[row, : len(block_ids)] = request.block_row()
             start = query_starts[-1]
-            stop = start + item.num_new_tokens
+            stop = start + item.num_rows
             first = item.first_position
-            if item.num_new_tokens == 1:
+            if item.num_rows == 1:
                 tokens[start] = request.token_at(first)
                 positions[start] = first
                 page, offset = divmod(first, self._page_size)
                 slots[start] = block_ids[page] * self._page_size + offset
             else:
-                tokens[start:stop] = request.tokens_between(first, item.num_context_tokens)
-                span = np.arange(first, item.num_context_tokens)
+                guessed = start + item.num_new_tokens
+                tokens[start:guessed] = request.tokens_between(first, item.num_context_tokens)
+                tokens[guessed:stop] = item.draft
+                span = np.arange(first, first + item.num_rows)
                 positions[start:stop] = span
                 pages, offsets = np.divmod(span, self._page_size)
                 slots[start:stop] = block_table[row, pages] * self._page_size + offsets
             query_starts.append(stop)
             if item.samples:
-                sample_indices.append(stop - 1)
+                sample_indices.append(start + item.num_new_tokens - 1)
         sample_indices += _prompt_indices(batch, query_starts)
+        if batch.num_drafted:
+            sample_indices += _draft_indices(batch, query_starts)
         indices = np.array(sample_indices, dtype=np.int64)
         return _Layout(
             batch.scheduled, tokens, positions, slots, block_table, query_starts, indices
@@ -148,7 +152,7 @@ class InputBuilder:
 
     def _width_for(self, batch: ScheduledBatch) -> int:
         widest = max(len(item.request.block_ids) for item in batch.scheduled)
-        only_rows = batch.num_tokens == len(batch.scheduled)
+        only_rows = batch.num_tokens + batch.num_drafted == len(batch.scheduled)
         return max(widest, self._table_width) if only_rows else widest
 
     def _on_device(self, values: NDArray[np.int64]) -> torch.Tensor:
@@ -162,6 +166,15 @@ def _prompt_indices(batch: ScheduledBatch, query_starts: Sequence[int]) -> list[
         for item, start in zip(batch.scheduled, query_starts, strict=False)
         if item.request.prompt_logprobs is not None
         for position in item.prompt_rows
+    ]
+
+
+def _draft_indices(batch: ScheduledBatch, query_starts: Sequence[int]) -> list[int]:
+    """Return the rows of the tokens that were guessed."""
+    return [
+        row
+        for item, stop in zip(batch.scheduled, query_starts[1:], strict=True)
+        for row in range(stop - len(item.draft), stop)
     ]
 
 

@@ -9,7 +9,9 @@ outside of these rings costs the requests that were running; the loop begins aga
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import torch
 
 from engine.admission import AdmissionGate
 from engine.batch import SampledTokens, ScheduledBatch
@@ -30,9 +32,11 @@ from engine.pause import PauseGate
 from engine.requests import FinishReason, GenerationOutput, RequestState, RequestStatus
 from engine.restarts import RestartBudget
 from engine.runners.eager import Runner
+from engine.sampling.logprobs import take_rows
 from engine.sampling.options import SamplingLimits
 from engine.sampling.sampler import Sampler
 from engine.scheduler import Scheduler
+from engine.speculation import Verification
 from engine.warm_up import warm_up
 
 logger = logging.getLogger(__name__)
@@ -181,12 +185,35 @@ class EngineLoop:
         try:
             sampled = self._forward_and_sample(batch)
         except Exception as error:  # noqa: BLE001 - the ring around a step
+            if batch.num_drafted:  # no request fails because of what was guessed
+                logger.warning("a step with guessed tokens is repeated without them: %r", error)
+                return self._compute(batch.without_drafts())
             if len(batch.scheduled) == 1:
                 request = batch.scheduled[0].request
                 logger.warning("request %s failed: %r", request.request_id, error)
                 return [scheduler.fail(request, error)]
             return [output for half in batch.halves() for output in self._compute(half)]
-        return scheduler.update(batch, sampled)
+        outputs = scheduler.update(batch, sampled)
+        if sampled.drafted is not None:
+            outputs += self._verify(batch, sampled.drafted)
+        return outputs
+
+    def _verify(self, batch: ScheduledBatch, logits: torch.Tensor) -> list[GenerationOutput]:
+        """Go on along the drafts of a step, whose logits are [D, V], as far as they are right."""
+        scheduler = self._parts.scheduler
+        outputs: list[GenerationOutput] = []
+        verification = Verification(batch)
+        while rows := verification.advance():
+            going_on = verification.batch()
+            try:
+                sampled = self._parts.sampler.sample_batch(take_rows(logits, rows), going_on)
+            except Exception as error:  # noqa: BLE001 - the ring around a step
+                # The next step comes to the same token, and its ring finds out whose fault it is.
+                logger.warning("guessed tokens cannot be verified: %r", error)
+                break
+            outputs += scheduler.update(going_on, sampled)
+        scheduler.speculation.learn(verification)
+        return outputs
 
     def _forward_and_sample(self, batch: ScheduledBatch) -> SampledTokens:
         faults = self._faults
@@ -199,7 +226,11 @@ class EngineLoop:
         logits = self._parts.runner.forward(inputs)
         if faults.armed:
             faults.check(FaultPoint.SAMPLE, batch.sampling)
-        sampled = self._parts.sampler.sample_batch(logits, batch)
+        num_own = len(logits) - batch.num_drafted
+        own = logits[:num_own] if batch.num_drafted else logits
+        sampled = self._parts.sampler.sample_batch(own, batch)
+        if batch.num_drafted:
+            sampled = replace(sampled, drafted=logits[num_own:])
         if any(rows.total is None for rows in inputs.pooled):
             raise RuntimeError("the forward did not show its hidden states")
         sampled.pooled.update((rows.request_id, rows) for rows in inputs.pooled)

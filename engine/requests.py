@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.drafting import Drafting
 from engine.errors import DeadlineExceededError, EngineError, QueueTimeoutError
 from engine.pooling import PooledStates, Pooling
 from engine.sampling.parameters import SamplingParams
@@ -222,6 +223,7 @@ class RequestState:
         prompt_logprobs: One entry for each prompt token so far; None if they are not asked for.
         pooling: Gathers the prompt's hidden states; None if no vector is asked for.
         num_delivered: Generated tokens that an output has carried.
+        drafting: Guesses its next tokens; None until they are wanted.
     """
 
     request_id: str
@@ -258,6 +260,7 @@ class RequestState:
     parent: "RequestState | None" = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     pooling: PooledStates | None = None
+    drafting: Drafting | None = field(default=None, init=False, repr=False)
     _block_row: NDArray[np.int32] | None = field(default=None, init=False, repr=False)
 
     @property
@@ -349,6 +352,7 @@ class RequestState:
     def let_go(self) -> None:
         """Drop what only a request that may still run needs; its outputs may live for long."""
         self.parent = None
+        self.drafting = None
         self.block_names = []
 
     def forget_blocks(self) -> None:

@@ -60,6 +60,7 @@ class ResolvedConfig:
         num_reserved_blocks: Blocks that new requests leave free while others run.
         num_host_blocks: Blocks on the host that preempted requests are swapped to.
         step_time_target: Seconds a step may take while requests stream; 0 is unlimited.
+        max_draft_tokens: Tokens that may be guessed for a request in a step; 0 guesses none.
         max_queue_size: Requests that may wait for their first step; 0 is unlimited.
         allow_block_sharing: Whether equal prefixes share blocks.
         scheduler_type: Which scheduler.
@@ -81,6 +82,7 @@ class ResolvedConfig:
     num_reserved_blocks: int
     num_host_blocks: int
     step_time_target: float
+    max_draft_tokens: int
     max_queue_size: int
     allow_block_sharing: bool
     scheduler_type: str
@@ -107,6 +109,7 @@ class ResolvedConfig:
             "step_time_target": f"{self.step_time_target:g} s"
             if self.step_time_target
             else "unlimited",
+            "max_draft_tokens": str(self.max_draft_tokens),
             "max_queue_size": str(self.max_queue_size or "unlimited"),
             "allow_block_sharing": str(self.allow_block_sharing),
             "scheduler_type": self.scheduler_type,
@@ -147,10 +150,9 @@ def resolve_config(
     reasons: dict[str, str] = {}
     max_batch_tokens = _resolve_batch_tokens(config, model.device, reasons)
     max_requests = _resolve_requests(config, hints, max_batch_tokens, reasons)
-    fraction = _resolve_fraction(config, model.device, processes_logits=processes_logits)
-    reserved = _step_bytes(model, max_batch_tokens, max_requests)
-    block_bytes = bytes_per_block(geometry.layers, config.page_size, model.dtype)
-    memory = Memory(available_bytes(model.device), fraction, block_bytes, reserved)
+    num_rows = min(max_batch_tokens, max_requests * (1 + config.max_draft_tokens))
+    reserved = _step_bytes(model, max_batch_tokens, num_rows)
+    memory = _resolve_memory(config, model, geometry, reserved, processes_logits=processes_logits)
     num_blocks = _resolve_blocks(config, memory, reasons)
     attention = _resolve_attention(config, model, geometry, reasons)
     return ResolvedConfig(
@@ -163,6 +165,7 @@ def resolve_config(
         num_reserved_blocks=_resolve_reserve(config, num_blocks, reasons),
         num_host_blocks=_resolve_host_blocks(config, model, num_blocks, memory.block, reasons),
         step_time_target=_resolve_step_time(config, model.device, reasons),
+        max_draft_tokens=config.max_draft_tokens,
         max_queue_size=config.max_queue_size,
         allow_block_sharing=config.allow_block_sharing,
         scheduler_type=config.scheduler_type,
@@ -237,6 +240,19 @@ class Memory:
     fraction: float
     block: int
     reserved: int
+
+
+def _resolve_memory(
+    config: ContinuousBatchingConfig,
+    model: CausalLM,
+    geometry: ModelGeometry,
+    reserved: int,
+    *,
+    processes_logits: bool,
+) -> Memory:
+    fraction = _resolve_fraction(config, model.device, processes_logits=processes_logits)
+    block = bytes_per_block(geometry.layers, config.page_size, model.dtype)
+    return Memory(available_bytes(model.device), fraction, block, reserved)
 
 
 def _resolve_fraction(
@@ -356,17 +372,17 @@ def _resolve_model_tokens(model: CausalLM, cache_tokens: int, reasons: dict[str,
     return cache_tokens
 
 
-def _step_bytes(model: CausalLM, max_batch_tokens: int, max_requests: int) -> int:
+def _step_bytes(model: CausalLM, max_batch_tokens: int, num_rows: int) -> int:
     """Return what a step needs beside weights and cache, in bytes.
 
-    Logits in the model's dtype, in fp32 and once more for processing; activations of one layer:
-    hidden states, queries, keys, values and the widened MLP, each about twice.
+    Logits of so many rows in the model's dtype, in fp32 and once more for processing; activations
+    of one layer: hidden states, queries, keys, values and the widened MLP, each about twice.
     """
     config = model.text_config
     hidden = int(getattr(config, "hidden_size", 0) or 0)
     widened = getattr(config, "intermediate_size", 0) or 4 * hidden
     # Some models name a width for each layer.
     widened = max(widened) if isinstance(widened, list | tuple) else int(widened)
-    logits = max_requests * model.vocab_size * (model.dtype.itemsize + 8)
+    logits = num_rows * model.vocab_size * (model.dtype.itemsize + 8)
     activations = max_batch_tokens * (8 * hidden + 3 * widened) * model.dtype.itemsize
     return logits + activations

@@ -23,6 +23,7 @@ from engine.batch import BlockCopy, SampledTokens, ScheduledBatch
 from engine.cache.block_manager import BlockManager
 from engine.errors import EngineError, RequestFailedError
 from engine.requests import FinishReason, GenerationOutput, RequestState, RequestStatus
+from engine.speculation import Speculation
 from engine.step_cost import StepPace
 from engine.step_plan import StepPlan
 from engine.waiting_queue import WaitingQueue, rank
@@ -54,6 +55,7 @@ class Scheduler:
         max_requests: int,
         num_reserved_blocks: int,
         pace: StepPace | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         """Start with no requests.
 
@@ -64,6 +66,7 @@ class Scheduler:
             num_reserved_blocks: Blocks that new requests leave free while others run, so that
                 these can grow without preempting.
             pace: Bounds the prompt tokens of steps in which others decode; None does not.
+            speculation: Guesses tokens and has them computed besides; None does not.
         """
         self.blocks = blocks
         self.waiting = WaitingQueue()
@@ -71,6 +74,7 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_swapped_out = 0
         self.num_swapped_in = 0
+        self.speculation = speculation or Speculation()
         self._pace = pace or StepPace()
         self._copies: list[BlockCopy] = []
         self._blocked: _BlockedHead | None = None
@@ -103,7 +107,7 @@ class Scheduler:
 
     def schedule_batch(self) -> ScheduledBatch:
         """Put the next step together; it is empty only if there are no requests."""
-        batch = self._repeat_batch() or self._make_batch()
+        batch = self.speculation.extend(self._repeat_batch() or self._make_batch())
         self._pace.note_scheduled(batch)
         return batch
 
@@ -152,9 +156,8 @@ class Scheduler:
         self._pace.note_computed(batch)
         is_decode = batch.continues or batch.is_decode
         # Forgotten again by whatever ends a request or takes its blocks.
-        self._repeatable = (
-            batch if is_decode and len(batch.scheduled) == len(self.running) else None
-        )
+        is_whole = len(batch.scheduled) == len(self.running)
+        self._repeatable = batch if is_decode and is_whole and not batch.num_drafted else None
         if is_decode and sampled.is_plain:
             return self._update_decoding(batch, sampled)
         outputs: list[GenerationOutput] = []

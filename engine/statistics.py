@@ -23,6 +23,8 @@ class EngineStatistics:
         num_preemptions: How often a request's blocks were taken.
         num_swapped_out: How often these were copied to the host, not given up.
         num_swapped_in: How often a request went on from such a copy.
+        num_drafted_tokens: Tokens that were guessed and computed.
+        num_accepted_tokens: Of these, those that were right.
         num_steps: Steps since the loop was built.
         num_restarts: How often the loop began again after a step that failed.
         num_queued: Requests that have not been scheduled yet; these count against max_queue_size.
@@ -38,10 +40,17 @@ class EngineStatistics:
     num_preemptions: int = 0
     num_swapped_out: int = 0
     num_swapped_in: int = 0
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
     num_steps: int = 0
     num_restarts: int = 0
     num_queued: int = 0
     is_paused: bool = False
+
+    @property
+    def draft_acceptance(self) -> float:
+        """Share of the guessed tokens that were right; 0 while none was guessed."""
+        return self.num_accepted_tokens / max(1, self.num_drafted_tokens)
 
 
 def read_statistics(loop: EngineLoop | None, channels: Channels) -> EngineStatistics:
@@ -61,6 +70,8 @@ def read_statistics(loop: EngineLoop | None, channels: Channels) -> EngineStatis
         num_preemptions=scheduler.num_preemptions,
         num_swapped_out=scheduler.num_swapped_out,
         num_swapped_in=scheduler.num_swapped_in,
+        num_drafted_tokens=scheduler.speculation.num_drafted,
+        num_accepted_tokens=scheduler.speculation.num_accepted,
         num_steps=loop.num_steps,
         num_restarts=loop.restarts.num_restarts,
         num_queued=channels.gate.num_waiting,

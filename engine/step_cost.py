@@ -134,4 +134,5 @@ class StepPace:
         num_rows = batch.num_tokens
         if not batch.continues:
             num_rows = sum(item.num_new_tokens == 1 for item in batch.scheduled)
-        self.cost.observe(num_rows, batch.num_tokens - num_rows, seconds)
+        # A guessed token is a row like any other.
+        self.cost.observe(num_rows + batch.num_drafted, batch.num_tokens - num_rows, seconds)

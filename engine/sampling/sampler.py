@@ -59,7 +59,8 @@ class Sampler:
         """Draw one token per sampling request of a batch, and report on prompt tokens.
 
         Args:
-            logits: [N + P, V], in the order of `BatchInputs.sample_indices`; not changed.
+            logits: [N + P, V], in the order of `BatchInputs.sample_indices`, without those of
+                guesses; not changed.
             batch: The batch they were computed for.
         """
         # A request that is plain stays so, once it is past its shortest length.
@@ -69,13 +70,13 @@ class Sampler:
                 return sampled
         requests = batch.sampling
         count = len(requests)
+        self._was_plain = False  # until this draw has come to its end
+        sampled = self.sample(logits[:count], requests)
+        if len(logits) > count:
+            sampled.prompt_logprobs.update(describe_prompts(logits[count:], batch.scheduled))
         self._was_plain = not self._return_logprobs and all(
             is_plain_greedy(request) and request.params.top_logprobs is None for request in requests
         )
-        if len(logits) == count:
-            return self.sample(logits, requests)
-        sampled = self.sample(logits[:count], requests)
-        sampled.prompt_logprobs.update(describe_prompts(logits[count:], batch.scheduled))
         return sampled
 
     @torch.inference_mode()

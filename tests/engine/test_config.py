@@ -20,7 +20,7 @@ DEPRECATED: dict[str, Any] = {
 }
 DOCUMENTED = inspect.signature(transformers.ContinuousBatchingConfig).parameters
 # Fields that only ours has, after the documented ones.
-OURS = ["step_time_target"]
+OURS = ["step_time_target", "max_draft_tokens"]
 # Fields that something reads; tests/engine/test_resolve.py shows for each what it changes.
 READ_FIELDS = {
     "page_size",
@@ -38,6 +38,7 @@ READ_FIELDS = {
     "return_logprobs",
     "seed",
     "auto_switch_to_flash",
+    "max_draft_tokens",
     "max_queue_size",
     "per_request_processors",
     "drop_unsupported_processors",
@@ -124,6 +125,9 @@ def test_turning_off_what_is_not_there_is_fine(field, value):
         ("cpu_offload_space_safety_threshold", None),
         ("step_time_target", -0.1),
         ("step_time_target", "fast"),
+        ("max_draft_tokens", -1),
+        ("max_draft_tokens", True),
+        ("max_draft_tokens", None),
         ("safety_margin", 1),
         ("safety_margin", -0.1),
         ("max_queue_size", -1),
@@ -164,6 +168,7 @@ def test_a_value_out_of_range_is_refused_with_what_it_may_be(field, value):
         ("cpu_offload_space", 0),
         ("cpu_offload_space_safety_threshold", 1),
         ("step_time_target", 0),
+        ("max_draft_tokens", 0),
         ("safety_margin", 0),
         ("safety_margin", 0.99),
         ("seed", -5),

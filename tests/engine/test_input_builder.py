@@ -55,6 +55,31 @@ def test_a_chunk_of_one_prompt_token_is_like_a_longer_one():
     assert inputs.sample_indices.tolist() == []
 
 
+def test_guesses_stand_behind_the_token_they_follow():
+    plain = scheduled("a", [1, 2, 3], [4], 2, 1)
+    drafted = scheduled("b", [10, 11, 12, 13], [7, 2], 5, 1, generated=[20, 21])
+    drafted.draft = [30, 31]
+    prompt = scheduled("c", [5, 6], [1], 0, 2)
+    prompt.request.prompt_logprobs = [None]
+    items = [plain, drafted, prompt]
+    batch = ScheduledBatch(items, 4, num_drafted=2)
+    inputs = InputBuilder(PAGE, torch.device("cpu"), table_width=9).build(batch)
+    assert inputs.input_ids.tolist() == [[3, 21, 30, 31, 5, 6]]
+    assert inputs.position_ids.tolist() == [[2, 5, 6, 7, 0, 1]]
+    assert inputs.slots.tolist() == [18, 9, 10, 11, 4, 5]
+    assert (inputs.query_starts, inputs.context_lengths) == ([0, 1, 4, 6], [3, 8, 2])
+    # The last known token of each request, then the prompt's, then the guesses.
+    assert inputs.sample_indices.tolist() == [0, 1, 5, 4, 2, 3]
+
+
+def test_a_batch_with_guesses_has_no_table_of_the_decode_path():
+    item = scheduled("a", [1, 2, 3], [4], 2, 1)
+    builder = InputBuilder(PAGE, torch.device("cpu"), table_width=9)
+    assert builder.build(ScheduledBatch([item], 1)).block_table.shape == (1, 9)
+    item.draft = [5]
+    assert builder.build(ScheduledBatch([item], 1, num_drafted=1)).block_table.shape == (1, 1)
+
+
 def test_a_recomputed_chunk_crosses_from_prompt_to_answer():
     inputs = build(scheduled("a", [10, 11, 12], [3, 6], 1, 4, generated=[20, 21]))
     assert inputs.input_ids.tolist() == [[11, 12, 20, 21]]

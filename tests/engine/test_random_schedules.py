@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from collections import Counter
 from dataclasses import dataclass
 
 import pytest
@@ -10,9 +11,15 @@ from engine.cache import prefix_index
 from engine.requests import FinishReason, RequestState
 from engine.sampling.parameters import SamplingParams
 from engine.scheduler_kinds import PriorityScheduler
+from engine.speculation import Speculation
 from engine.step_cost import StepPace
 from tests.engine.builders import make_scheduler, ticking
-from tests.engine.checksum_model import ChecksumEngine, expected_answer
+from tests.engine.checksum_model import (
+    ChecksumEngine,
+    checksum,
+    expected_answer,
+    mostly_repeating,
+)
 from tests.engine.soundness import check_idle, check_scheduler
 
 NUM_SCHEDULES = 10_000
@@ -31,15 +38,17 @@ class Shape:
 
 
 SHORT = Shape(num_requests=5, longest_prompt=16, longest_answer=12)
+GUESSED = Shape(num_requests=5, longest_prompt=16, longest_answer=30)
 LONG = Shape(num_requests=40, longest_prompt=150, longest_answer=60)
 
 
 class RandomSchedule:
     """One engine and the requests that a seed throws at it."""
 
-    def __init__(self, seed: int, shape: Shape) -> None:
+    def __init__(self, seed: int, shape: Shape, *, guesses: bool = False) -> None:
         self.random = random.Random(seed)
         self.shape = shape
+        self.follow = mostly_repeating if guesses else checksum
         self.vocab_size = self.random.choice([2, 3, 50])
         page_size = self.random.choice([4, 4, 16])
         longest = shape.longest_prompt + shape.longest_answer
@@ -56,10 +65,15 @@ class RandomSchedule:
             num_reserved_blocks=self.random.choice([0, 0, 1, num_blocks // 6]),
             num_host_blocks=self.random.choice([0, 3, 100]),
             pace=self._pace(),
+            speculation=Speculation(
+                self.random.choice([1, 3, 8]) if guesses else 0,
+                max_batch_tokens=max_batch_tokens,
+                page_size=page_size,
+            ),
         )
         if isinstance(scheduler, PriorityScheduler):
             scheduler.starts_per_turn = self.random.choice([2, 4, 16])
-        self.engine = ChecksumEngine(scheduler, self.vocab_size)
+        self.engine = ChecksumEngine(scheduler, self.vocab_size, self.follow)
         self.prefixes = [
             self._tokens(self.random.randint(1, shape.longest_prompt)) for _ in range(2)
         ]
@@ -134,7 +148,7 @@ class RandomSchedule:
             self.engine.note(self.engine.scheduler.fail(request, error))
 
     def _check_answer(self, request: RequestState) -> None:
-        expected = expected_answer(request.prompt_ids, request.params, self.vocab_size)
+        expected = expected_answer(request.prompt_ids, request.params, self.vocab_size, self.follow)
         if request.finish_reason in (FinishReason.CANCELLED, FinishReason.ERROR):
             expected = expected[: len(request.generated_tokens)]
         assert request.generated_tokens == expected
@@ -166,6 +180,26 @@ def test_the_random_schedules_reach_every_corner():
             num_chunked += len(request.prompt_ids) > schedule.engine.scheduler._max_batch_tokens
     counts = (num_preempted, num_cached, num_partial, num_chunked, num_swapped, num_promoted)
     assert min(*counts, num_forked) > 50, (counts, num_forked)
+
+
+@pytest.mark.parametrize("first_seed", [0, 300])
+def test_random_schedules_with_guesses_yield_the_same_tokens(first_seed):
+    """And guess, rightly and wrongly, while requests are preempted, shared and cut."""
+    met: Counter[str] = Counter()
+    for seed in range(first_seed, first_seed + 300):
+        schedule = RandomSchedule(seed, GUESSED, guesses=True)
+        schedule.run()
+        scheduler = schedule.engine.scheduler
+        met["accepted"] += scheduler.speculation.num_accepted
+        met["rejected"] += scheduler.speculation.num_drafted - scheduler.speculation.num_accepted
+        met["preempted"] += scheduler.num_preemptions
+        met["swapped"] += scheduler.num_swapped_in
+        met["ended"] += sum(r.finish_reason is FinishReason.STOP for r in schedule.requests)
+        for request in schedule.requests:
+            is_child = request.request_id in schedule.children
+            met["forked"] += is_child and request.num_cached_tokens > 0
+    assert min(met.values()) > 20, met
+    assert len(met) == 6
 
 
 def test_random_schedules_survive_colliding_block_names(monkeypatch):

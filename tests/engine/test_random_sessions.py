@@ -12,7 +12,12 @@ import pytest
 from engine import FinishReason, GenerationOutput
 from engine.request_ids import family_ids
 from tests.engine.builders import make_request
-from tests.engine.checksum_model import ChecksumModel, expected_answer
+from tests.engine.checksum_model import (
+    ChecksumModel,
+    checksum,
+    expected_answer,
+    mostly_repeating,
+)
 from tests.engine.control import loop_of
 from tests.engine.soundness import check_scheduler
 
@@ -27,13 +32,16 @@ UNFINISHED = (FinishReason.CANCELLED, FinishReason.ERROR)
 class RandomSession:
     """A caller that does everything that the documentation allows."""
 
-    def __init__(self, seed: int, make_manager) -> None:
+    def __init__(self, seed: int, make_manager, *, guesses: bool = False) -> None:
         self.random = random.Random(seed)
+        self.follow = mostly_repeating if guesses else checksum
+        self.longest_answer = 3 * LONGEST_ANSWER if guesses else LONGEST_ANSWER
         self.kind = self.random.choice(["fifo", "prefill_first", "priority"])
         self.manager = make_manager(
             page_size=PAGE,
             # From the smallest cache that holds the longest request to one that is rarely full.
-            num_blocks=7 + self.random.choice([0, 1, 3, 20]),
+            num_blocks=-(-(LONGEST_PROMPT + self.longest_answer) // PAGE)
+            + self.random.choice([0, 1, 3, 20]),
             max_batch_tokens=self.random.choice([5, 16, 64]),
             max_requests_per_batch=self.random.choice([3, 5]),
             scheduler_type=self.kind,
@@ -41,9 +49,10 @@ class RandomSession:
             cpu_offload_space=self.random.choice([0.0, 1e-5, 1e-3]),
             allow_block_sharing=self.random.random() < 0.75,
             step_time_target=self.random.choice([0.0, 1e-4]),
+            max_draft_tokens=self.random.choice([1, 3, 8]) if guesses else 0,
         )
         parts = loop_of(self.manager)._parts
-        model = ChecksumModel(parts.scheduler.blocks, VOCAB_SIZE)
+        model = ChecksumModel(parts.scheduler.blocks, VOCAB_SIZE, self.follow)
         parts.cache, parts.runner = model.cache, model
         self.prefix = self._tokens(LONGEST_PROMPT)
         self.prompts: dict[str, tuple[list[int], int]] = {}
@@ -73,7 +82,7 @@ class RandomSession:
         ]
         options = {"priority": self.random.randint(0, 2)} if self.kind == "priority" else {}
         count = self.random.choice([1, 1, 2, 3])
-        num_tokens = self.random.randint(1, LONGEST_ANSWER)
+        num_tokens = self.random.randint(1, self.longest_answer)
         name = self.manager.add_request(
             prompt,
             max_new_tokens=num_tokens,
@@ -113,12 +122,11 @@ class RandomSession:
     def _tokens(self, count: int) -> list[int]:
         return [self.random.randrange(VOCAB_SIZE) for _ in range(count)]
 
-    @staticmethod
-    def _check(outputs: list[GenerationOutput], prompt: list[int], num_tokens: int) -> None:
+    def _check(self, outputs: list[GenerationOutput], prompt: list[int], num_tokens: int) -> None:
         """One terminal output, the last; the tokens of the prompt alone; nothing sent twice."""
         assert [output.is_finished() for output in outputs] == [False] * (len(outputs) - 1) + [True]
         params = make_request("", prompt, max_new_tokens=num_tokens).params
-        expected = expected_answer(prompt, params, VOCAB_SIZE)
+        expected = expected_answer(prompt, params, VOCAB_SIZE, self.follow)
         last = outputs[-1]
         if last.finish_reason in UNFINISHED:
             expected = expected[: len(last.generated_tokens)]
@@ -128,8 +136,8 @@ class RandomSession:
 
 @pytest.fixture
 def run_session(make_manager, tiny_model):
-    def run(seed: int) -> RandomSession:
-        session = RandomSession(seed, make_manager)
+    def run(seed: int, *, guesses: bool = False) -> RandomSession:
+        session = RandomSession(seed, make_manager, guesses=guesses)
         session.run()
         return session
 
@@ -137,26 +145,33 @@ def run_session(make_manager, tiny_model):
     tiny_model.cached_manager = None
 
 
-@pytest.mark.parametrize("first_seed", range(0, 60, 15))
-def test_random_sessions_give_each_request_its_answer_and_one_end(first_seed, run_session):
+@pytest.mark.parametrize(
+    ("first_seed", "guesses"),
+    [(0, False), (15, False), (30, False), (45, False), (0, True), (15, True)],
+)
+def test_random_sessions_give_each_request_its_answer_and_one_end(first_seed, guesses, run_session):
     """And meet what they are there to meet: swaps, forks, preemptions and ends of every kind."""
     met: Counter[str] = Counter()
     for seed in range(first_seed, first_seed + 15):
-        session = run_session(seed)
+        session = run_session(seed, guesses=guesses)
         session.manager.model.cached_manager = None
         met.update(session.done)
         statistics = session.manager.statistics()
         met["swapped"] += statistics.num_swapped_in
         met["preempted"] += statistics.num_preemptions
+        met["right"] += statistics.num_accepted_tokens
+        met["wrong"] += statistics.num_drafted_tokens - statistics.num_accepted_tokens
         for outputs in session.outputs.values():
             met[outputs[-1].finish_reason.name] += 1
             met["cached"] += outputs[-1].num_cached_tokens > 0
-    wanted = ("swapped", "preempted", "cached", "pause", "stop", "forget", "cancel")
-    assert min(met[name] for name in (*wanted, "LENGTH", "CANCELLED", "ERROR")) > 4, met
+    wanted = ["swapped", "preempted", "cached", "pause", "stop", "forget", "cancel"]
+    wanted += ["LENGTH", "CANCELLED", "ERROR"]
+    wanted += ["right", "wrong"] if guesses else []
+    assert min(met[name] for name in wanted) > 4, met
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("first_seed", range(1000, 2000, 50))
 def test_many_random_sessions_give_each_request_its_answer_and_one_end(first_seed, run_session):
     for seed in range(first_seed, first_seed + 50):
-        run_session(seed).manager.model.cached_manager = None
+        run_session(seed, guesses=seed % 2 == 0).manager.model.cached_manager = None

@@ -32,6 +32,8 @@ VLLM_NAMES = {
     "requests_waiting": "num_requests_waiting",
     "kv_cache_usage_ratio": "kv_cache_usage_perc",
     "preemptions": "num_preemptions",
+    "draft_tokens": "spec_decode_num_draft_tokens",
+    "draft_tokens_accepted": "spec_decode_num_accepted_tokens",
     "prompt_tokens": "prompt_tokens",
     "prompt_tokens_cached": "prompt_tokens_cached",
     "generation_tokens": "generation_tokens",
@@ -181,6 +183,8 @@ class _EngineCollector(Collector):
             "preemptions": ("Requests whose blocks were taken", engine.num_preemptions),
             "swaps_out": ("Of these, copied to the host", engine.num_swapped_out),
             "swaps_in": ("Requests that went on from such a copy", engine.num_swapped_in),
+            "draft_tokens": ("Tokens guessed ahead", engine.num_drafted_tokens),
+            "draft_tokens_accepted": ("Of these, right ones", engine.num_accepted_tokens),
             "engine_steps": ("Steps of the engine", engine.num_steps),
             "engine_restarts": ("Steps that failed and made it begin again", engine.num_restarts),
         }

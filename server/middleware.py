@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 REQUEST_ID_HEADER = "X-Request-Id"
 ADMIN_PREFIX = "/admin"
+CANCEL_SUFFIX = "/cancel"
 _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9._\-]")
 _SLASHES = re.compile(r"//+")
 
@@ -102,7 +103,10 @@ def normalize_path(path: str) -> str:
 
 
 class DrainGate:
-    """Refuses work while the server drains, and counts the requests it lets through."""
+    """Refuses work while the server drains, and counts the requests it lets through.
+
+    What cancels work is let through: it brings the end nearer.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         """Wrap an application."""
@@ -114,7 +118,7 @@ class DrainGate:
             await self._app(scope, receive, send)
             return
         state = state_of_scope(scope)
-        if state.draining:
+        if state.draining and not scope["path"].endswith(CANCEL_SUFFIX):
             response = describe_error(DrainingError()).response()
             response.headers["Connection"] = "close"
             await response(scope, receive, send)

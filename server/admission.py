@@ -6,13 +6,14 @@ refused afterwards, and a burst does not pay for work and get a refusal for it:
 
     places being prepared + places waiting in the engine + places asked for <= max_queue_size
 
-With several keys, half of the queue is for whoever comes first, and the other half is divided into
-equal reserves which nobody else may take: a key that floods the server fills its own part.
-Event loop only.
+With several clients' keys, half of the queue is for whoever comes first, and the other half is
+divided into equal reserves which nobody else may take: a key that floods the server fills its own
+part. Keys of administrators have no reserve. Event loop only.
 """
 
 import time
 from collections import Counter, deque
+from collections.abc import Iterable
 
 from api_schemas import CompletionRequest, SamplingFields
 from engine import QueueFullError
@@ -28,20 +29,23 @@ MAX_RETRY_SECONDS = 60.0
 class Admission:
     """Gives places in the queue to HTTP requests."""
 
-    def __init__(self, manager: Manager, max_queue_size: int, num_keys: int) -> None:
+    def __init__(self, manager: Manager, max_queue_size: int, clients: Iterable[str]) -> None:
         """Open the queue.
 
         Args:
             manager: The engine's front door.
             max_queue_size: Places; 0 is unlimited.
-            num_keys: How many clients share it.
+            clients: Names of the keys that share it.
         """
         self._manager = manager
         self._max_queue_size = max_queue_size
-        self._reserve = max_queue_size // (2 * num_keys) if num_keys > 1 else 0
-        self._num_keys = num_keys
+        self._clients = frozenset(clients)
+        num_clients = len(self._clients)
+        self._reserve = max_queue_size // (2 * num_clients) if num_clients > 1 else 0
         self._num_preparing = 0
         self._active: set[RequestRecord] = set()
+        # Answered, with something that waits on in the background.
+        self._outlived: set[RequestRecord] = set()
         self._ends: deque[float] = deque(maxlen=RATE_WINDOW)
 
     @property
@@ -49,52 +53,66 @@ class Admission:
         """Places of requests that were admitted and have not reached the engine."""
         return self._num_preparing
 
-    def admit(self, record: RequestRecord, num_places: int) -> None:
+    def admit(self, record: RequestRecord, num_places: int, *, in_turns: bool = False) -> int:
         """Give a request its places, all or none.
 
         Args:
             record: Keeps them until it leaves.
             num_places: One for each answer it asks for.
+            in_turns: Its requests of the engine follow one another, so that fewer places will do,
+                if there never are as many, and it comes back to them until it leaves.
+
+        Returns:
+            How many places it has.
 
         Raises:
             RequestError: There will never be as many.
             QueueFullError: There are not as many now.
         """
-        limit = self._max_queue_size
-        if 0 < limit < num_places:
-            raise RequestError(
-                f"The request asks for {num_places} answers, more than the {limit} places of the "
-                "queue.",
-                param="n",
-            )
-        waiting = self._num_preparing + self._manager.statistics().num_queued
-        if limit and waiting + num_places > limit - self._reserved_for_others(record.key_name):
-            raise QueueFullError(
-                num_waiting=waiting, retry_after_seconds=self._seconds_until(num_places)
-            )
-        record.ticket = Ticket(num_places, self._use)
+        if self._max_queue_size:
+            others = self._clients - {record.key_name}
+            most = self._max_queue_size - self._reserve * len(others)
+            if in_turns:
+                num_places = min(num_places, most)
+            elif num_places > most:
+                raise RequestError(
+                    f"The request asks for {num_places} answers, more than the {most} places of "
+                    "the queue that one may take.",
+                    param="n",
+                )
+            waiting = self._num_preparing + self._manager.statistics().num_queued
+            free = self._max_queue_size - waiting - self._reserved_for(others)
+            if num_places > free:
+                raise QueueFullError(
+                    num_waiting=waiting, retry_after_seconds=self._seconds_until(num_places)
+                )
+        record.ticket = Ticket(num_places, self._use, is_kept=in_turns)
         self._num_preparing += num_places
         self._active.add(record)
+        return num_places
 
     def leave(self, record: RequestRecord) -> None:
-        """Note that a request has ended; what it has not used of its places is free again."""
+        """Note that a request has been answered; what it has not used of its places is free again.
+
+        What it has begun in the background counts on until it has started.
+        """
         if record.ticket is not None:
             record.ticket.release()
             self._active.discard(record)
+            self._outlived = {one for one in (*self._outlived, record) if one.num_waiting}
             self._ends.extend([time.monotonic()] * len(record.answers))
 
     def _use(self, num_places: int) -> None:
         self._num_preparing -= num_places
 
-    def _reserved_for_others(self, key_name: str) -> int:
-        """Return how many places are kept for the keys that wait in less than their reserve."""
+    def _reserved_for(self, names: Iterable[str]) -> int:
+        """Return how many places are kept for those of these keys that wait in less than theirs."""
         if self._reserve == 0:
             return 0
         waiting: Counter[str] = Counter()
-        for record in self._active:
+        for record in (*self._active, *self._outlived):
             waiting[record.key_name] += record.num_waiting
-        taken = sum(min(self._reserve, n) for name, n in waiting.items() if name != key_name)
-        return self._reserve * (self._num_keys - 1) - taken
+        return sum(max(0, self._reserve - waiting[name]) for name in names)
 
     def _seconds_until(self, num_places: int) -> float:
         """Estimate from the latest ends how long until so many places are free, in seconds."""

@@ -1,6 +1,10 @@
-"""Starts a chat completion for a route that speaks another protocol. Event loop only."""
+"""Starts a chat completion, for its own route and those that speak another protocol.
+
+Event loop only.
+"""
 
 from api_schemas import ChatCompletionRequest
+from server.admission import num_answers
 from server.answer_plan import AnswerPlan, plan_answer
 from server.answering import make_head
 from server.chat_answer import ChatAnswer
@@ -13,25 +17,27 @@ from server.state import ServerState
 
 
 async def start_chat(
-    state: ServerState, body: ChatCompletionRequest, request_id: str
+    state: ServerState, body: ChatCompletionRequest, request_id: str | None = None
 ) -> ChatAnswer:
-    """Check, render and submit a chat completion.
+    """Check, admit, render and submit a chat completion.
 
     Args:
         state: The server.
-        body: The chat completion; one choice.
-        request_id: Unique; names the generation.
+        body: The chat completion.
+        request_id: Unique; names the generation. None names it as its chunks are.
 
     Raises:
         RequestError, EngineError: It is refused; nothing is left running.
     """
     head = make_head(state, body, prefix="chatcmpl")
     check_limits(body, state.limits)
+    state.admit(num_answers(body))
     plan = await plan_chat(state, body)
     options = to_answer_options(body, logprobs=wants_logprobs(body))
     renderer = ChatRenderer(head, options, state.setting.vocabulary, plan)
     prompt = plan.prompt.token_ids
-    generation = await start_generation(state.setting, body, request_id, [prompt], plan.recipe)
+    name = request_id or head.id
+    generation = await start_generation(state.setting, body, name, [prompt], plan.recipe)
     return ChatAnswer(generation, renderer, len(prompt))
 
 

@@ -1,7 +1,8 @@
 """From prompts to vectors, through the engine like any other request.
 
 A few prompts of one HTTP request are in the engine at a time, so that a long list neither fills the
-queue nor crowds out those who write. Event loop only.
+queue nor crowds out those who write: each takes its turn in a place that the list keeps. Event loop
+only.
 """
 
 import array
@@ -41,6 +42,7 @@ class EmbeddingJob:
         request_id: str,
         prompts: Sequence[list[int]],
         options: VectorOptions,
+        num_at_once: int,
     ) -> None:
         """Prepare; nothing is submitted yet.
 
@@ -49,11 +51,13 @@ class EmbeddingJob:
             request_id: Unique; the engine's ids are made from it.
             prompts: Token ids of each prompt.
             options: What is asked for.
+            num_at_once: Prompts that may be in the engine at a time.
         """
         self._client = client
         self._request_id = request_id
         self._prompts = prompts
         self._options = options
+        self._num_at_once = num_at_once
         self._open: set[CompletionStream] = set()
         self._error: BaseException | None = None
 
@@ -63,7 +67,7 @@ class EmbeddingJob:
         Raises:
             EngineError: The engine refused or failed one; none is left running.
         """
-        turns = asyncio.Semaphore(NUM_AT_ONCE)
+        turns = asyncio.Semaphore(self._num_at_once)
         tasks = [
             asyncio.ensure_future(self._in_turn(turns, index))
             for index in range(len(self._prompts))

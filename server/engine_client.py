@@ -165,6 +165,7 @@ class EngineClient:
         *others, own = family_ids(request_id, count)
         record = current_record()
         if record is not None:
+            assert record.ticket is not None, "a request was not admitted"
             arguments = {**self._policy.arguments(record), **arguments}
         streams = [
             CompletionStream(
@@ -189,10 +190,9 @@ class EngineClient:
                 self._manager.unregister_result_handler(stream.request_id)
             raise
         self._open.update(streams)
-        if record is not None:
+        if record is not None and record.ticket is not None:
             record.answers.extend(stream.record for stream in streams)
-            if record.ticket is not None:
-                record.ticket.use(count)
+            record.ticket.use(count)
         return streams
 
     def refuse_all(self, error: EngineDeadError) -> None:

@@ -64,6 +64,10 @@ class KeyRing:
                     f"{key.place}: the name {key.name} is that of {other.place}, too"
                 )
 
+    def named(self, name: str) -> Key | None:
+        """Return the key of a holder, None if there is no such key any more."""
+        return next((key for key in (*self.clients, *self.admins) if key.name == name), None)
+
     @property
     def is_empty(self) -> bool:
         """Whether nobody needs a key, because there is none."""

@@ -73,20 +73,32 @@ class Ticket:
         num_unused: Places that it has not taken in the engine's own queue.
     """
 
-    def __init__(self, num_places: int, on_use: Callable[[int], None]) -> None:
-        """Hold places; `on_use` is told of each that is used or given back."""
+    def __init__(
+        self, num_places: int, on_use: Callable[[int], None], *, is_kept: bool = False
+    ) -> None:
+        """Hold places.
+
+        Args:
+            num_places: How many.
+            on_use: Told of each that is used or given back.
+            is_kept: Whether they stay when they are used, for further requests of the engine.
+        """
         self.num_unused = num_places
         self._on_use = on_use
+        self._is_kept = is_kept
 
     def use(self, num_places: int) -> None:
         """Note that places were taken in the engine's queue."""
-        used = min(num_places, self.num_unused)
-        self.num_unused -= used
-        self._on_use(used)
+        if not self._is_kept:
+            self._give(min(num_places, self.num_unused))
 
     def release(self) -> None:
         """Give back what was not used; may be called again."""
-        self.use(self.num_unused)
+        self._give(self.num_unused)
+
+    def _give(self, num_places: int) -> None:
+        self.num_unused -= num_places
+        self._on_use(num_places)
 
 
 @dataclass(slots=True, eq=False)

@@ -13,9 +13,8 @@ from typing import Any, cast
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
-from api_schemas import SamplingFields
 from engine import EngineDeadError, QueueFullError
-from server.admission import Admission, num_answers
+from server.admission import Admission
 from server.answer_plan import ModelFormats
 from server.batches.service import BatchService
 from server.engine_client import EngineClient, Manager, RequestPolicy
@@ -110,18 +109,15 @@ class ServerState:
         """Whether a new request would be taken."""
         return self.started and not self.draining and self.client.is_healthy
 
-    def admit(self, body: SamplingFields) -> None:
+    def admit(self, num_places: int, *, in_turns: bool = False) -> int:
         """Take places in the queue for the request that is being answered, before it costs work.
 
-        Raises:
-            RequestError: There will never be as many.
-            QueueFullError: There are not as many now.
+        Takes, returns and raises what `Admission.admit` does.
         """
         record = current_record()
-        if record is None:
-            return
+        assert record is not None, "only a request that is being answered takes places"
         try:
-            self.admission.admit(record, num_answers(body))
+            return self.admission.admit(record, num_places, in_turns=in_turns)
         except QueueFullError:
             self.metrics.rejections.labels("queue_full").inc()
             raise
@@ -149,8 +145,8 @@ def build_state(settings: Settings, model: Any, manager: Manager, tokenizer: Any
         tokenizer: The model's transformers tokenizer.
     """
     server = settings.server
-    client = EngineClient(manager, policy=_request_policy(settings))
-    num_keys = len(settings.keys.clients)
+    client = EngineClient(manager, policy=request_policy(settings))
+    clients = [key.name for key in settings.keys.clients]
     endpoint = settings.telemetry.otlp_endpoint
     vocabulary = Vocabulary(tokenizer)
     policy = settings.model.sampling_defaults
@@ -171,7 +167,7 @@ def build_state(settings: Settings, model: Any, manager: Manager, tokenizer: Any
         settings=settings,
         manager=manager,
         client=client,
-        admission=Admission(manager, manager.resolved_config.max_queue_size, num_keys),
+        admission=Admission(manager, manager.resolved_config.max_queue_size, clients),
         metrics=Metrics(),
         tracing=Tracing(endpoint, names[0]) if endpoint else None,
         encoder=encoder,
@@ -201,7 +197,7 @@ def _model_formats(
     )
 
 
-def _request_policy(settings: Settings) -> RequestPolicy:
+def request_policy(settings: Settings) -> RequestPolicy:
     """Return what the operator wants of every request of the engine."""
     server, security = settings.server, settings.security
     return RequestPolicy(

@@ -4,7 +4,8 @@ import shutil
 import sqlite3
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -47,7 +48,7 @@ class FileStore:
                 message = "There is no room for this file; delete others."
                 raise RequestError(message, param="file", code="storage_full", status=413)
             described = _describe(filename, num_bytes, "batch")
-            with self.path_of(described.id).open("wb") as target:
+            with _new_file(self.path_of(described.id)) as target:
                 shutil.copyfileobj(content, target)
             _insert(connection, owner, described)
             return described
@@ -60,7 +61,7 @@ class FileStore:
         """Keep a file that a batch has made; on the database's thread."""
         file_id = _new_id()
         num_bytes = 0
-        with self.path_of(file_id).open("wb") as target:
+        with _new_file(self.path_of(file_id)) as target:
             for line in lines:
                 num_bytes += target.write(line.encode() + b"\n")
         described = _describe(filename, num_bytes, "batch_output", file_id)
@@ -101,6 +102,17 @@ class FileStore:
     def path_of(self, file_id: str) -> Path:
         """Return where a known file's content lies."""
         return self._database.files / file_id
+
+
+@contextmanager
+def _new_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that is there whole in the end, or not at all."""
+    try:
+        with path.open("wb") as target:
+            yield target
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def _new_id() -> str:

@@ -2,11 +2,12 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.types import ASGIApp, Message
+
+from server.keys import Key
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,37 +25,34 @@ class Reply:
     body: dict[str, Any]
 
 
-Call = Callable[[str, bytes], Awaitable[Reply]]
+async def post(app: ASGIApp, key: Key | None, path: str, body: bytes) -> Reply:
+    """Post a JSON body to a path of an application, as the holder of a key, and return the answer.
 
+    Raises:
+        Exception: The application raised it, or answered with something else than an object.
+    """
+    pending = [{"type": "http.request", "body": body, "more_body": False}]
+    status = 0
+    headers: dict[str, str] = {}
+    parts: list[bytes] = []
 
-def make_call(app: ASGIApp) -> Call:
-    """Return what posts a JSON body to a path of an application and returns its answer."""
+    async def receive() -> Message:
+        if pending:
+            return pending.pop()
+        # The one who asks stays until it is answered, or cancelled.
+        gone: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        return await gone
 
-    async def call(path: str, body: bytes) -> Reply:
-        pending = [{"type": "http.request", "body": body, "more_body": False}]
-        status = 0
-        headers: dict[str, str] = {}
-        parts: list[bytes] = []
+    async def send(message: Message) -> None:
+        nonlocal status, headers
+        if message["type"] == "http.response.start":
+            status = message["status"]
+            headers = {k.decode().lower(): v.decode() for k, v in message["headers"]}
+        else:
+            parts.append(message.get("body", b""))
 
-        async def receive() -> Message:
-            if pending:
-                return pending.pop()
-            # The one who asks stays until it is answered, or cancelled.
-            gone: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-            return await gone
-
-        async def send(message: Message) -> None:
-            nonlocal status, headers
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                headers = {k.decode().lower(): v.decode() for k, v in message["headers"]}
-            else:
-                parts.append(message.get("body", b""))
-
-        await app(_scope(path, len(body)), receive, send)
-        return Reply(status, headers, json.loads(b"".join(parts)))
-
-    return call
+    await app({**_scope(path, len(body)), "state": {"key": key}}, receive, send)
+    return Reply(status, headers, json.loads(b"".join(parts)))
 
 
 def _scope(path: str, num_bytes: int) -> dict[str, Any]:
@@ -74,5 +72,4 @@ def _scope(path: str, num_bytes: int) -> dict[str, Any]:
         ],
         "client": None,
         "server": None,
-        "state": {},
     }

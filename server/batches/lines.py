@@ -11,6 +11,7 @@ from server.request_errors import RequestError
 
 MAX_ERRORS = 50
 MAX_CUSTOM_ID = 512
+RESPONSES = "/v1/responses"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,9 @@ def _read_line(number: int, data: bytes, endpoint: str) -> BatchLine:
     for name in ("stream", "background"):
         if body.get(name):
             raise RequestError(f"{name} has no place in a batch.", param=f"body.{name}")
+    if endpoint == RESPONSES:
+        # Nobody comes back to what is in the output file.
+        body = {"store": False, **body}
     return BatchLine(number, custom_id, json.dumps(body).encode())
 
 

@@ -11,6 +11,7 @@ from server.batches.database import Database
 from server.request_errors import RequestError
 
 WINDOW_SECONDS = 24 * 60 * 60
+STOPPABLE = ("validating", "in_progress")
 UNFINISHED = ("validating", "in_progress", "finalizing", "cancelling")
 
 
@@ -53,12 +54,21 @@ class BatchRecords:
         Raises:
             RequestError: It does not exist.
         """
-        query = "SELECT body FROM batches WHERE id = ? AND owner = ?"
-        row = await self._database.run(lambda c: c.execute(query, (batch_id, owner)).fetchone())
-        if row is None:
-            message = f"The batch {batch_id[:128]!r} does not exist here."
-            raise RequestError(message, param="batch_id", code="batch_not_found", status=404)
-        return Batch.model_validate_json(row[0])
+        return await self._database.run(lambda c: _find(c, owner, batch_id))
+
+    async def cancel(self, owner: str, batch_id: str) -> Batch:
+        """Mark a batch as to be cancelled; one that has ended meanwhile stays as it is.
+
+        Raises:
+            RequestError: It does not exist.
+        """
+        changes = {"status": "cancelling", "cancelling_at": int(time.time())}
+
+        def mark(connection: sqlite3.Connection) -> Batch:
+            batch = _find(connection, owner, batch_id)
+            return change(connection, batch_id, changes) if batch.status in STOPPABLE else batch
+
+        return await self._database.run(mark)
 
     async def list(self, owner: str) -> list[Batch]:
         """Return all batches, the newest first."""
@@ -84,9 +94,7 @@ class BatchRecords:
 
     async def lines_done(self, batch_id: str) -> set[int]:
         """Return the lines that have a result."""
-        query = "SELECT line FROM results WHERE batch_id = ?"
-        rows = await self._database.run(lambda c: c.execute(query, (batch_id,)).fetchall())
-        return {line for (line,) in rows}
+        return await self._database.run(lambda c: read_done(c, batch_id))
 
     async def add_result(self, batch_id: str, line: int, result: BatchOutputLine) -> None:
         """Keep the result of a line and count it, both or neither."""
@@ -107,6 +115,26 @@ def read(connection: sqlite3.Connection, batch_id: str) -> Batch:
     """Return a batch that exists; on the database's thread."""
     query = "SELECT body FROM batches WHERE id = ?"
     return Batch.model_validate_json(connection.execute(query, (batch_id,)).fetchone()[0])
+
+
+def read_done(connection: sqlite3.Connection, batch_id: str) -> set[int]:
+    """Return the lines of a batch that have a result; on the database's thread."""
+    query = "SELECT line FROM results WHERE batch_id = ?"
+    return {line for (line,) in connection.execute(query, (batch_id,))}
+
+
+def _find(connection: sqlite3.Connection, owner: str, batch_id: str) -> Batch:
+    """Return an owner's batch; on the database's thread.
+
+    Raises:
+        RequestError: It does not exist.
+    """
+    query = "SELECT body FROM batches WHERE id = ? AND owner = ?"
+    row = connection.execute(query, (batch_id, owner)).fetchone()
+    if row is None:
+        message = f"The batch {batch_id[:128]!r} does not exist here."
+        raise RequestError(message, param="batch_id", code="batch_not_found", status=404)
+    return Batch.model_validate_json(row[0])
 
 
 def change(connection: sqlite3.Connection, batch_id: str, changes: dict[str, Any]) -> Batch:

@@ -3,8 +3,9 @@
     validating ──► in_progress ──► finalizing ──► completed
          └► failed      ├── cancelling ──► cancelled
                         └── expired
-A line is answered as a client's request would be; its result is kept before the next is begun, so
-that a restart goes on where the last process stopped. Event loop only.
+A line is answered as its owner's request would be; its result is kept before the next is begun, so
+that a restart, or a folder that could not be written for a while, goes on where it stopped. What
+becomes of one line is its own affair. Event loop only.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ import sqlite3
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
 from api_schemas import (
@@ -26,17 +27,21 @@ from api_schemas import (
 )
 from server.batches.database import Database
 from server.batches.files import FileStore
-from server.batches.inner_call import Call, Reply
+from server.batches.inner_call import Reply
 from server.batches.lines import BatchLine, read_lines
-from server.batches.records import BatchRecords, OwnedBatch, change, read
+from server.batches.records import BatchRecords, OwnedBatch, change, read, read_done
 
 logger = logging.getLogger(__name__)
 
 # How often it looks whether others have left, or a busy queue has emptied.
 POLL_SECONDS = 0.05
 LONGEST_WAIT_SECONDS = 5.0
+# How long it leaves a folder alone that cannot be used.
+RETRY_SECONDS = 5.0
 BUSY = (429, 503)
 ENDINGS = {"cancelling": "cancelled", "in_progress": "completed", "finalizing": "completed"}
+# Answers a request: whose, where it goes and its body.
+Ask = Callable[[str, str, bytes], Awaitable[Reply]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +61,14 @@ class BatchRunner:
     """Runs batches until it is closed."""
 
     def __init__(
-        self, database: Database, files: FileStore, records: BatchRecords, call: Call,
+        self, database: Database, files: FileStore, records: BatchRecords, ask: Ask,
         limits: RunnerLimits,
     ) -> None:  # fmt: skip
         """Prepare; nothing runs before `start`."""
         self._database = database
         self._files = files
         self._records = records
-        self._call = call
+        self._ask = ask
         self._limits = limits
         self._wanted = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -94,25 +99,37 @@ class BatchRunner:
         while True:
             await self._wanted.wait()
             self._wanted.clear()
-            while (owned := await self._records.next_unfinished()) is not None:
-                self._current = owned.batch.id
-                self._stop_current.clear()
-                try:
-                    await self._run_batch(owned)
-                except Exception:
-                    logger.exception("the batch %s failed", owned.batch.id)
-                    now = int(time.time())
-                    await self._records.update(owned.batch.id, status="failed", failed_at=now)
+            try:
+                await self._run_waiting()
+            except Exception:
+                logger.exception("batches pause: their folder cannot be used")
+                await asyncio.sleep(RETRY_SECONDS)
+                self._wanted.set()
+
+    async def _run_waiting(self) -> None:
+        """Bring every batch that waits to its end."""
+        while (owned := await self._records.next_unfinished()) is not None:
+            self._current = owned.batch.id
+            self._stop_current.clear()
+            try:
+                await self._run_batch(owned)
+            except (OSError, sqlite3.Error):
+                raise  # the batch goes on when its folder is well again
+            except Exception:
+                logger.exception("the batch %s failed", owned.batch.id)
+                now = int(time.time())
+                await self._records.update(owned.batch.id, status="failed", failed_at=now)
+            finally:
                 self._current = None
 
     async def _run_batch(self, owned: OwnedBatch) -> None:
         """Bring one batch to its end."""
-        batch = owned.batch
-        if batch.status in ("validating", "in_progress"):
-            lines = await self._read(batch)
+        if owned.batch.status in ("validating", "in_progress"):
+            lines = await self._read(owned.batch)
             if lines is None:
                 return
-            await self._answer_all(batch, lines)
+            if await self._begin(owned.batch, len(lines)):
+                await self._answer_all(owned, lines)
         await self._finish(owned)
 
     async def _read(self, batch: Batch) -> list[BatchLine] | None:
@@ -121,27 +138,35 @@ class BatchRunner:
         lines, errors = await asyncio.to_thread(
             read_lines, path, batch.endpoint, max_requests=self._limits.max_requests
         )
-        now = int(time.time())
         if errors:
+            now = int(time.time())
             await self._records.update(
                 batch.id, status="failed", failed_at=now, errors=BatchErrors(data=errors)
             )
             return None
-
-        def begin(connection: sqlite3.Connection) -> None:
-            # It may have been cancelled meanwhile, and goes on from where it was after a restart.
-            if read(connection, batch.id).status == "validating":
-                counts = RequestCounts(total=len(lines), completed=0, failed=0)
-                changes = {
-                    "status": "in_progress", "in_progress_at": now, "request_counts": counts
-                }  # fmt: skip
-                change(connection, batch.id, changes)
-
-        await self._database.run(begin)
         return lines
 
-    async def _answer_all(self, batch: Batch, lines: list[BatchLine]) -> None:
+    async def _begin(self, batch: Batch, num_lines: int) -> bool:
+        """Mark a batch as begun; return whether it is to go on, which a cancelled one is not."""
+        counts = RequestCounts(total=num_lines, completed=0, failed=0)
+        changes = {
+            "status": "in_progress",
+            "in_progress_at": int(time.time()),
+            "request_counts": counts,
+        }
+
+        def begin(connection: sqlite3.Connection) -> bool:
+            # It goes on from where it was after a restart.
+            status = read(connection, batch.id).status
+            if status == "validating":
+                change(connection, batch.id, changes)
+            return status in ("validating", "in_progress")
+
+        return await self._database.run(begin)
+
+    async def _answer_all(self, owned: OwnedBatch, lines: list[BatchLine]) -> None:
         """Answer what has no result yet, until all is done or the batch is stopped or expires."""
+        batch = owned.batch
         done = await self._records.lines_done(batch.id)
         left = deque(line for line in lines if line.number not in done)
         working: set[asyncio.Task[None]] = set()
@@ -150,7 +175,7 @@ class BatchRunner:
             async with asyncio.timeout(max(batch.expires_at - time.time(), 0)):
                 while (left or working) and not stopped.done():
                     if left and len(working) < self._limits.num_allowed():
-                        working.add(asyncio.create_task(self._answer(batch, left.popleft())))
+                        working.add(asyncio.create_task(self._answer(owned, left.popleft())))
                         continue
                     # Wakes up to see whether others have left, too.
                     await asyncio.wait(
@@ -158,7 +183,7 @@ class BatchRunner:
                         timeout=POLL_SECONDS,
                         return_when=asyncio.FIRST_COMPLETED,
                     )
-                    # What a task raises ends the batch; it returns nothing.
+                    # What a task raises is the folder's fault; it returns nothing.
                     working = {task for task in working if not task.done() or task.result()}
         except TimeoutError:
             logger.info("the batch %s has expired", batch.id)
@@ -167,12 +192,13 @@ class BatchRunner:
                 task.cancel()
             await asyncio.gather(*working, stopped, return_exceptions=True)
 
-    async def _answer(self, batch: Batch, line: BatchLine) -> None:
+    async def _answer(self, owned: OwnedBatch, line: BatchLine) -> None:
         """Answer one line and keep its result; a full queue is waited for."""
-        reply = await self._call(batch.endpoint, line.body)
+        batch = owned.batch
+        reply = await self._ask(owned.owner, batch.endpoint, line.body)
         while reply.status in BUSY:
             await asyncio.sleep(min(_retry_after(reply), LONGEST_WAIT_SECONDS))
-            reply = await self._call(batch.endpoint, line.body)
+            reply = await self._ask(owned.owner, batch.endpoint, line.body)
         request_id = f"batch_req_{uuid.uuid4().hex}"
         response = BatchReply(
             status_code=reply.status,
@@ -185,39 +211,34 @@ class BatchRunner:
         await self._records.add_result(batch.id, line.number, result)
 
     async def _finish(self, owned: OwnedBatch) -> None:
-        """Write the files of a batch and say how it ended, both or neither."""
+        """Write the files of a batch and say how it ended, all or nothing."""
+        await self._database.run(lambda connection: self._close_batch(connection, owned))
+
+    def _close_batch(self, connection: sqlite3.Connection, owned: OwnedBatch) -> None:
+        """Do what `_finish` says; on the database's thread."""
         now = int(time.time())
-        batch = await self._records.get(owned.owner, owned.batch.id)
+        batch = read(connection, owned.batch.id)
         counts = batch.request_counts
         ending = ENDINGS.get(batch.status, "cancelled")
         if ending == "completed" and counts.completed + counts.failed < counts.total:
             ending = "expired"
-        unanswered = [] if ending == "completed" else await self._unanswered(batch, ending)
+        unanswered = [] if ending == "completed" else self._unanswered(connection, batch, ending)
+        changes: dict[str, object] = {"status": ending, f"{ending}_at": now, "finalizing_at": now}
+        for name, succeeded in (("output", True), ("error", False)):
+            lines = _results(connection, batch.id, succeeded)
+            texts = [*lines, *([] if succeeded else unanswered)]
+            if texts:
+                filename = f"{batch.id}_{name}.jsonl"
+                made = self._files.write_lines(connection, owned.owner, filename, texts)
+                changes[f"{name}_file_id"] = made.id
+        connection.execute("DELETE FROM results WHERE batch_id = ?", (batch.id,))
+        change(connection, batch.id, changes)
 
-        def finish(connection: sqlite3.Connection) -> Batch:
-            changes: dict[str, object] = {"status": ending, f"{ending}_at": now}
-            changes["finalizing_at"] = now
-            for name, succeeded in (("output", True), ("error", False)):
-                lines = _results(connection, batch.id, succeeded)
-                texts = [*lines, *([] if succeeded else unanswered)]
-                if texts:
-                    filename = f"{batch.id}_{name}.jsonl"
-                    made = self._files.write_lines(connection, owned.owner, filename, texts)
-                    changes[f"{name}_file_id"] = made.id
-            connection.execute("DELETE FROM results WHERE batch_id = ?", (batch.id,))
-            return change(connection, batch.id, changes)
-
-        await self._database.run(finish)
-
-    async def _unanswered(self, batch: Batch, ending: str) -> list[str]:
-        """Return an error line for each request that had no turn."""
+    def _unanswered(self, connection: sqlite3.Connection, batch: Batch, ending: str) -> list[str]:
+        """Return an error line for each request that had no turn; on the database's thread."""
         path = self._files.path_of(batch.input_file_id)
-        if not path.exists():
-            return []
-        lines, _ = await asyncio.to_thread(
-            read_lines, path, batch.endpoint, max_requests=self._limits.max_requests
-        )
-        done = await self._records.lines_done(batch.id)
+        lines, _ = read_lines(path, batch.endpoint, max_requests=self._limits.max_requests)
+        done = read_done(connection, batch.id)
         error = BatchLineError(
             code=f"batch_{ending}", message=f"The batch was {ending} before this request's turn."
         )

@@ -1,18 +1,15 @@
 """Files and batches as one part of a server, with a life of its own. Event loop only."""
 
-import time
 from pathlib import Path
 
 from api_schemas import Batch, BatchRequest
 from server.batches.database import Database
 from server.batches.files import FileStore
-from server.batches.inner_call import Call
 from server.batches.records import BatchRecords
-from server.batches.runner import BatchRunner, RunnerLimits
+from server.batches.runner import Ask, BatchRunner, RunnerLimits
 from server.request_errors import RequestError
 
 MAX_UNFINISHED = 64
-STOPPABLE = ("validating", "in_progress")
 
 
 class BatchService:
@@ -24,20 +21,20 @@ class BatchService:
     """
 
     def __init__(
-        self, folder: Path, call: Call, limits: RunnerLimits, *, max_total_bytes: int
+        self, folder: Path, ask: Ask, limits: RunnerLimits, *, max_total_bytes: int
     ) -> None:
         """Prepare; nothing is opened before `start`.
 
         Args:
             folder: Where everything is kept; no other process may use it meanwhile.
-            call: Answers a request.
+            ask: Answers a request.
             limits: How much of the engine batches may have.
             max_total_bytes: What all files may take together.
         """
         self._database = Database(folder)
         self.files = FileStore(self._database, max_total_bytes=max_total_bytes)
         self.records = BatchRecords(self._database)
-        self._runner = BatchRunner(self._database, self.files, self.records, call, limits)
+        self._runner = BatchRunner(self._database, self.files, self.records, ask, limits)
 
     async def start(self) -> None:
         """Open the folder and go on with what an earlier process has left.
@@ -72,11 +69,7 @@ class BatchService:
 
     async def cancel(self, owner: str, batch_id: str) -> Batch:
         """Begin to cancel a batch; one that has ended stays as it is."""
-        batch = await self.records.get(owner, batch_id)
-        if batch.status not in STOPPABLE:
-            return batch
-        now = int(time.time())
-        batch = await self.records.update(batch_id, status="cancelling", cancelling_at=now)
+        batch = await self.records.cancel(owner, batch_id)
         self._runner.stop_batch(batch_id)
         self._runner.wake()
         return batch

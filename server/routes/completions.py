@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from fastapi import APIRouter, Request, Response
 
 from api_schemas import CompletionRequest
+from server.admission import num_answers
 from server.answering import answer, make_head
 from server.generation import start_generation
 from server.grammars.sources import constraint_recipe
@@ -27,7 +28,7 @@ async def create_completion(request: Request) -> Response:
     body = await read_body(request, CompletionRequest, max_bytes=max_bytes)
     head = make_head(state, body, prefix="cmpl")
     check_limits(body, state.limits)
-    state.admit(body)
+    state.admit(num_answers(body))
     encoded = await state.encoder.encode_prompts(body)
     prompts = [truncate_prompt(prompt, body, state.limits) for prompt in encoded]
     recipe = constraint_recipe(body.constraint())

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 from api_schemas import Embedding, EmbeddingList, EmbeddingRequest, EmbeddingUsage
 from server.answering import json_response, running_as
 from server.disconnect import run_while_connected
-from server.embedding import EmbeddingJob, VectorOptions, to_base64
+from server.embedding import NUM_AT_ONCE, EmbeddingJob, VectorOptions, to_base64
 from server.openapi import describe_body
 from server.request_body import read_body
 from server.request_errors import ContextLengthError, RequestError
@@ -27,6 +27,7 @@ async def create_embeddings(request: Request) -> Response:
     body = await read_body(request, EmbeddingRequest, max_bytes=max_bytes)
     model = state.resolve_model(body.model)
     _check(state, body)
+    num_at_once = state.admit(min(len(body.input), NUM_AT_ONCE), in_turns=True)
     with renamed({"prompt": "input"}):
         prompts = await state.encoder.encode_inputs(
             body.input, add_special_tokens=body.add_special_tokens
@@ -34,7 +35,8 @@ async def create_embeddings(request: Request) -> Response:
         for prompt in prompts:
             _check_length(prompt, state.limits.max_model_tokens)
         options = VectorOptions(state.settings.model.pooling, body.dimensions)
-        job = EmbeddingJob(state.client, f"embd-{uuid.uuid4().hex}", prompts, options)
+        name = f"embd-{uuid.uuid4().hex}"
+        job = EmbeddingJob(state.client, name, prompts, options, num_at_once)
         with running_as(request, (), job.fail):
             vectors = await run_while_connected(request.receive, job.run())
     as_text = body.encoding_format == "base64"

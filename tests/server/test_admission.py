@@ -25,10 +25,10 @@ def record(key: str = "") -> RequestRecord:
     return RequestRecord("id", "POST", "/x", key=Key(key, b"") if key else None)
 
 
-def opened(size: int, num_keys: int = 0) -> tuple[Admission, Engine]:
+def opened(size: int, clients: str = "") -> tuple[Admission, Engine]:
     engine = Engine()
     manager: Any = engine
-    return Admission(manager, size, num_keys), engine
+    return Admission(manager, size, clients), engine
 
 
 def test_places_are_counted_from_the_admission_on():
@@ -71,11 +71,11 @@ def test_without_a_limit_everything_is_admitted():
 
 
 def test_a_key_that_floods_leaves_the_others_their_reserve():
-    admission, _ = opened(16, num_keys=4)  # 8 for all, 2 for each
+    admission, _ = opened(16, "abcd")  # 8 for all, 2 for each
     for _ in range(10):
-        admission.admit(record("greedy"), 1)
+        admission.admit(record("a"), 1)
     with pytest.raises(QueueFullError):
-        admission.admit(record("greedy"), 1)
+        admission.admit(record("a"), 1)
     for name in ("b", "c", "d"):
         admission.admit(record(name), 2)
         with pytest.raises(QueueFullError):
@@ -83,8 +83,59 @@ def test_a_key_that_floods_leaves_the_others_their_reserve():
     assert admission.num_preparing == 16
 
 
+def test_what_never_fits_beside_the_reserves_is_not_told_to_come_again():
+    admission, _ = opened(16, "abcd")
+    with pytest.raises(RequestError, match="11 answers, more than the 10 places"):
+        admission.admit(record("a"), 11)
+    admission.admit(record("a"), 10)
+
+
+def test_an_administrator_takes_no_clients_reserve_and_stands_for_none():
+    admission, _ = opened(8, "ab")  # 4 for both, 2 for each
+    admission.admit(record("root"), 4)
+    with pytest.raises(QueueFullError):
+        admission.admit(record("root"), 1)
+    for name in "ab":
+        admission.admit(record(name), 2)
+    assert admission.num_preparing == 8
+
+
+def test_what_goes_on_in_the_background_counts_until_it_has_started():
+    admission, engine = opened(8, "ab")
+    answers = []
+    for _ in range(2):
+        one = record("a")
+        admission.admit(one, 1)
+        assert one.ticket is not None
+        one.ticket.use(1)
+        one.answers.append(AnswerRecord(3))
+        answers += one.answers
+        admission.leave(one)
+    engine.num_queued = 2
+    admission.admit(record("b"), 6)
+    for answer in answers:
+        answer.end("cancelled")
+    engine.num_queued = 0
+    with pytest.raises(QueueFullError):
+        admission.admit(record("b"), 1)
+
+
+def test_what_comes_in_turns_keeps_its_places_and_makes_do_with_few():
+    admission, _ = opened(4)
+    one = record()
+    assert admission.admit(one, 8, in_turns=True) == 4
+    assert one.ticket is not None
+    one.ticket.use(1)
+    with pytest.raises(QueueFullError):
+        admission.admit(record(), 1)
+    admission.leave(one)
+    assert admission.num_preparing == 0
+    assert admission.admit(record(), 2, in_turns=True) == 2
+    assert opened(0)[0].admit(record(), 8, in_turns=True) == 8
+
+
 def test_what_has_started_waits_no_longer():
-    admission, engine = opened(8, num_keys=2)  # 4 for both, 2 for each
+    admission, engine = opened(8, "ab")  # 4 for both, 2 for each
     for _ in range(6):
         one = record("a")
         admission.admit(one, 1)

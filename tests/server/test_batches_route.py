@@ -2,75 +2,26 @@
 
 import asyncio
 import json
-import time
-from contextlib import contextmanager
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from engine import QueueFullError, RequestFailedError
-from server.keys import KeyRing, parse_keys
-from server.settings import BatchSettings, ModelSettings, ServerSettings, Settings
+from tests.server.batch_calls import (
+    CHAT,
+    KEYS,
+    MESSAGES,
+    OF_A,
+    OF_B,
+    begin,
+    content,
+    line,
+    serving,
+    upload,
+    wait_for,
+)
 from tests.server.live import TEXT, LiveServer, run_live
-
-MESSAGES = [{"role": "user", "content": "hello"}]
-CHAT = "/v1/chat/completions"
-
-
-@contextmanager
-def serving(folder, *, keys: KeyRing | None = None, **limits: Any):
-    settings = Settings(
-        model=ModelSettings(served_names=("tiny",)),
-        server=ServerSettings(port=0),
-        batches=BatchSettings(folder=str(folder), **limits),
-        keys=keys or KeyRing(),
-    )
-    with run_live(settings=settings) as live:
-        live.says(TEXT)
-        yield live
-
-
-def line(custom_id: str, url: str = CHAT, **body: Any) -> dict[str, Any]:
-    body = body or {"messages": MESSAGES}
-    return {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
-
-
-def upload(live, lines, **headers: str) -> httpx.Response:
-    data = "\n".join(item if isinstance(item, str) else json.dumps(item) for item in lines)
-    return live.http.post(
-        "/v1/files",
-        files={"file": ("in.jsonl", data.encode())},
-        data={"purpose": "batch"},
-        headers=headers,
-    )
-
-
-def begin(live, lines, endpoint: str = CHAT) -> dict[str, Any]:
-    file_id = upload(live, lines).json()["id"]
-    body = {"input_file_id": file_id, "endpoint": endpoint, "completion_window": "24h"}
-    response = live.http.post("/v1/batches", json=body)
-    assert response.status_code == 200, response.text
-    return response.json()
-
-
-def wait_for(live, batch_id: str, *statuses: str) -> dict[str, Any]:
-    deadline = time.monotonic() + 10
-    while True:
-        batch = live.http.get(f"/v1/batches/{batch_id}").json()
-        if batch["status"] in statuses:
-            return batch
-        assert time.monotonic() < deadline, batch
-        time.sleep(0.01)
-
-
-def content(live, file_id: str | None) -> dict[str, dict[str, Any]]:
-    if file_id is None:
-        return {}
-    text = live.http.get(f"/v1/files/{file_id}/content").text
-    found = [json.loads(entry) for entry in text.splitlines()]
-    return {entry["custom_id"]: entry for entry in found}
 
 
 @pytest.fixture
@@ -125,20 +76,6 @@ def test_other_endpoints_take_batches_too(live, url, body, kind):
     assert answer["object"] == kind
 
 
-def test_what_is_refused_or_fails_is_in_the_error_file(live):
-    fine, wrong = line("fine"), line("wrong", messages=MESSAGES, temperature=9)
-    batch = begin(live, [fine, wrong])
-    done = wait_for(live, batch["id"], "completed")
-    assert done["request_counts"] == {"total": 2, "completed": 1, "failed": 1}
-    assert list(content(live, done["output_file_id"])) == ["fine"]
-    reply = content(live, done["error_file_id"])["wrong"]["response"]
-    assert reply["status_code"] == 400
-    assert reply["body"]["error"]["param"] == "temperature"
-    live.manager.script = lambda _ids, _arguments: [RequestFailedError("x")]
-    done = wait_for(live, begin(live, [fine])["id"], "completed")
-    assert content(live, done["error_file_id"])["fine"]["response"]["status_code"] == 500
-
-
 @pytest.mark.parametrize(
     ("lines", "param"),
     [
@@ -160,22 +97,6 @@ def test_a_file_that_is_wrong_fails_as_a_whole(tmp_path, lines, param):
         assert batch["errors"]["data"][0]["param"] == param
         assert batch["failed_at"] is not None
         assert live.manager.added == []
-
-
-def test_a_batch_goes_on_after_a_restart(tmp_path):
-    lines = [line(f"r{n}") for n in range(12)]
-    with serving(tmp_path, num_at_once=2) as first:
-        first.manager.step_seconds = 0.01
-        batch = begin(first, lines)
-        while (
-            first.http.get(f"/v1/batches/{batch['id']}").json()["request_counts"]["completed"] < 3
-        ):
-            time.sleep(0.005)
-    with serving(tmp_path) as second:
-        done = wait_for(second, batch["id"], "completed")
-        assert done["request_counts"] == {"total": 12, "completed": 12, "failed": 0}
-        assert len(content(second, done["output_file_id"])) == 12
-        assert len(second.manager.added) <= 9, "what was answered is not asked again"
 
 
 def test_a_cancelled_batch_keeps_what_it_has(live):
@@ -224,40 +145,9 @@ def test_a_batch_makes_room_for_clients(live):
     assert answers[0].status_code == 200
 
 
-def test_requests_of_a_batch_go_last_where_there_are_priorities(tmp_path):
-    settings = Settings(server=ServerSettings(port=0), batches=BatchSettings(folder=str(tmp_path)))
-
-    def prepare(manager):
-        object.__setattr__(manager.resolved_config, "scheduler_type", "priority")
-
-    with run_live(settings=settings, prepare=prepare) as live:
-        wait_for(live, begin(live, [line("a")])["id"], "completed")
-        live.chat()
-        first, second = live.manager.added
-    assert first.arguments["priority"] > 0
-    assert "priority" not in second.arguments
-
-
-def test_a_full_queue_is_waited_for(live, monkeypatch):
-    refusals = iter([QueueFullError(num_waiting=1, retry_after_seconds=0.01)] * 2)
-    add = live.manager.add_request
-
-    def sometimes(*arguments: Any, **keywords: Any) -> Any:
-        if (refusal := next(refusals, None)) is not None:
-            raise refusal
-        return add(*arguments, **keywords)
-
-    monkeypatch.setattr(live.manager, "add_request", sometimes)
-    monkeypatch.setattr("server.batches.runner.LONGEST_WAIT_SECONDS", 0.01)
-    done = wait_for(live, begin(live, [line("a")])["id"], "completed")
-    assert done["request_counts"]["completed"] == 1
-
-
 def test_one_keys_files_and_batches_are_not_anothers(tmp_path):
-    keys = KeyRing(clients=parse_keys(["a first-secret", "b second-secret"], origin="test"))
-    mine = {"Authorization": "Bearer first-secret"}
-    other = {"Authorization": "Bearer second-secret"}
-    with serving(tmp_path, keys=keys) as live:
+    mine, other = OF_A, OF_B
+    with serving(tmp_path, keys=KEYS) as live:
         file_id = upload(live, [line("a")], **mine).json()["id"]
         body = {"input_file_id": file_id, "endpoint": CHAT, "completion_window": "24h"}
         assert live.http.post("/v1/batches", json=body, headers=other).status_code == 404

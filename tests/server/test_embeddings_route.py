@@ -122,3 +122,23 @@ def test_an_operator_can_turn_them_off():
         response = embed(live)
         assert response.status_code == 400
         assert response.json()["error"]["code"] == "unsupported_endpoint"
+
+
+def test_a_long_list_takes_turns_in_the_places_that_it_has():
+    def prepare(manager):
+        object.__setattr__(manager.resolved_config, "max_queue_size", 4)
+
+    with run_live(prepare=prepare) as live:
+        live.manager.paused.set()
+        answers = []
+        asking = threading.Thread(target=lambda: answers.append(embed(live, input=["a"] * 30)))
+        asking.start()
+        live.manager.wait_until(lambda: live.manager.num_active == 4)
+        assert live.chat().status_code == 429
+        assert embed(live).status_code == 429
+        live.manager.paused.clear()
+        asking.join(10)
+        assert [answer.status_code for answer in answers] == [200]
+        assert len(answers[0].json()["data"]) == 30
+        assert live.state.admission.num_preparing == 0
+        assert live.chat().status_code == 200

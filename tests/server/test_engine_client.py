@@ -4,6 +4,7 @@ import pytest
 
 from engine import EngineStoppingError, QueueFullError
 from server.engine_client import EngineClient
+from server.request_record import RequestRecord, set_current_record
 from tests.server.fakes import FakeManager
 
 
@@ -68,3 +69,10 @@ async def test_health_follows_the_engine(manager):
     manager.die(RuntimeError("x"))
     seen.append(client.is_healthy)
     assert seen == [False, True, False]
+
+
+async def test_what_was_not_admitted_does_not_reach_the_engine(manager):
+    set_current_record(RequestRecord("", "POST", "/a/new/route"))
+    with pytest.raises(AssertionError, match="not admitted"):
+        EngineClient(manager).submit("r", [1], {})
+    assert manager.added == []

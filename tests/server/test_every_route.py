@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from api_schemas.endpoints import REQUEST_BODIES
+from server.admission import Admission
 from server.keys import KeyRing, parse_keys
+from server.request_record import RequestRecord
 from server.settings import BatchSettings, ModelSettings, ServerSettings, Settings
 from tests.server.live import LiveServer, run_live
 
@@ -301,6 +303,27 @@ def test_a_drain_refuses_work_and_answers_the_rest(server, route):
         assert int(response.headers["Retry-After"]) >= 1
     elif route[1] not in CONDITIONS:
         assert response.status_code == send(server, route).status_code
+
+
+class Untouched:
+    """Stands for a part of the server that a refusal must not have reached."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"{name} was used before the request was admitted")
+
+
+@pytest.mark.parametrize("path", [path for _, path in GENERATORS])
+def test_a_full_queue_refuses_before_any_work(server, monkeypatch, path):
+    body = {**STREAMS, "/v1/embeddings": {"input": "a"}}[path]
+    admission = Admission(server.manager, 1, ())
+    monkeypatch.setattr(server.state, "admission", admission)
+    assert server.http.post(path, json=body).status_code == 200
+    assert admission.num_preparing == 0
+    admission.admit(RequestRecord("", "POST", "/"), 1)
+    monkeypatch.setattr(server.state, "encoder", Untouched())
+    response = server.http.post(path, json=body)
+    check_error(response, 429)
+    assert int(response.headers["Retry-After"]) >= 1
 
 
 STREAMS: dict[str, dict[str, Any]] = {

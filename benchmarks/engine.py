@@ -3,6 +3,7 @@
     python -m benchmarks.engine                          the default model; 1, 8 and 32 requests
     python -m benchmarks.engine MODEL --requests 8       another model or shape
     python -m benchmarks.engine --weights fp32 bf16      ours with weights stored in several ways
+    python -m benchmarks.engine --speculation 8 --task copy      ours with tokens guessed ahead, too
 
 Every round runs the contenders one after another, so that a machine that slows down slows all of
 them; what counts is the ratio within a round, and its median over the rounds. Contenders:
@@ -13,19 +14,18 @@ them; what counts is the ratio within a round, and its median over the rounds. C
 """
 
 import argparse
+import functools
 import gc
-import random
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from transformers import PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel
 from transformers.generation.configuration_utils import (
     ContinuousBatchingConfig as TransformersConfig,
 )
@@ -33,42 +33,31 @@ from transformers.utils import logging as transformers_logging
 
 import engine
 from benchmarks.machine import describe_machine
+from benchmarks.tasks import (
+    RANDOM,
+    TASKS,
+    MakePrompts,
+    Prompts,
+    Shape,
+    chats,
+    random_prompts,
+)
 from server.environment import cache_folder
 from server.model_store import find_model
 from server.settings import ModelSettings
 
-Prompts = list[list[int]]
 Contender = Callable[[Prompts, int], int]
 
 BATCHING = "batching"
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """One workload.
-
-    Attributes:
-        num_requests: Requests submitted together.
-        num_prompt_tokens: Length of each prompt.
-        num_new_tokens: Length of each answer, exactly.
-    """
-
-    num_requests: int
-    num_prompt_tokens: int
-    num_new_tokens: int
-
-    def prompts(self, vocab_size: int, seed: int) -> Prompts:
-        """Return prompts of random tokens, so that nothing is shared and nothing is cached."""
-        rng = random.Random(seed)
-        return [
-            [rng.randrange(vocab_size) for _ in range(self.num_prompt_tokens)]
-            for _ in range(self.num_requests)
-        ]
-
-
-def slipstream_contender(model: engine.PagedModel, num_blocks: int) -> Contender:
+def slipstream_contender(
+    model: engine.PagedModel, num_blocks: int, max_draft_tokens: int = 0
+) -> Contender:
     """Return this engine's generate_batch."""
-    config = engine.ContinuousBatchingConfig(num_blocks=num_blocks)
+    config = engine.ContinuousBatchingConfig(
+        num_blocks=num_blocks, max_draft_tokens=max_draft_tokens
+    )
 
     def run(prompts: Prompts, num_new_tokens: int) -> int:
         outputs = model.generate_batch(
@@ -117,14 +106,17 @@ def padded_contender(hf_model: PreTrainedModel) -> Contender:
 
 
 def measure(
-    contenders: dict[str, Contender], shape: Shape, vocab_size: int, rounds: int
+    contenders: dict[str, Contender],
+    shape: Shape,
+    make_prompts: MakePrompts,
+    rounds: int,
 ) -> dict[str, list[float]]:
     """Return the new tokens per second of each contender in each round."""
     rates: dict[str, list[float]] = {name: [] for name in contenders}
     for number in track(
         range(rounds), f"{shape.num_requests} requests", console=Console(stderr=True)
     ):
-        prompts = shape.prompts(vocab_size, seed=number)
+        prompts = make_prompts(shape, number)
         for name, run in contenders.items():
             gc.collect()
             begin = time.perf_counter()
@@ -166,6 +158,11 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--weights", nargs="+", default=["fp32"], metavar="FORMAT", help="of ours; one row each"
     )
+    parser.add_argument(
+        "--speculation", type=int, nargs="+", default=[], metavar="N",
+        help="ours with up to N tokens guessed ahead, too; one row each",
+    )  # fmt: skip
+    parser.add_argument("--task", choices=TASKS, default=RANDOM, help="what prompts consist of")
     parser.add_argument("--rounds", type=int, default=3, metavar="N")
     parser.add_argument("--num-blocks", type=int, default=64, metavar="N", help="of 256 tokens")
     parser.add_argument(
@@ -189,21 +186,30 @@ def main(arguments: Sequence[str]) -> None:
     for model in models.values():
         model.hf_model.generation_config.eos_token_id = None
     contenders = {
-        f"slipstream {weights}": slipstream_contender(model, options.num_blocks)
+        f"slipstream {weights}" + f", {ahead} ahead" * (ahead > 0): slipstream_contender(
+            model, options.num_blocks, ahead
+        )
         for weights, model in models.items()
+        for ahead in (0, *options.speculation)
     }
     contenders[BATCHING] = batching_contender(hf_model, options.num_blocks)
     contenders["padded"] = padded_contender(hf_model)
-    vocab_size = next(iter(models.values())).vocab_size
+    if options.task == RANDOM:
+        vocab_size = next(iter(models.values())).vocab_size
+        make_prompts: MakePrompts = functools.partial(random_prompts, vocab_size)
+    else:
+        make_prompts = chats(options.task, AutoTokenizer.from_pretrained(stored.folder))
     results = []
     for num_requests in options.requests:
         shape = Shape(num_requests, options.prompt_tokens, options.new_tokens)
-        results.append((shape, measure(contenders, shape, vocab_size, options.rounds)))
+        results.append((shape, measure(contenders, shape, make_prompts, options.rounds)))
     console = Console()
     for name, value in describe_machine().items():
         console.print(f"{name:>14}  {value}", highlight=False)
     console.print(f"{'command':>14}  python -m benchmarks.engine {' '.join(arguments)}")
-    console.print(f"{'shape':>14}  {options.prompt_tokens} in, {options.new_tokens} out")
+    console.print(
+        f"{'shape':>14}  {options.prompt_tokens} in, {options.new_tokens} out, {options.task}"
+    )
     show(console, results)
 
 

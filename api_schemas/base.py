@@ -8,7 +8,7 @@ and refuses by name what `api_schemas.support` lists as refused. Never does any 
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, model_validator
 from pydantic_core import PydanticCustomError
 
 from api_schemas.field_support import FieldSupport, Handling
@@ -18,6 +18,27 @@ Integer = Annotated[int, Strict()]
 Number = Annotated[float, Strict(), Field(allow_inf_nan=False)]
 Boolean = Annotated[bool, Strict()]
 TokenId = Annotated[int, Strict(), Field(ge=0, lt=2**31)]
+
+MAX_METADATA = 16
+MAX_METADATA_KEY = 64
+MAX_METADATA_VALUE = 512
+
+
+def _check_metadata(value: dict[str, str]) -> dict[str, str]:
+    """Refuse more, or longer, pairs than the API keeps."""
+    problem = ""
+    if len(value) > MAX_METADATA:
+        problem = f"has at most {MAX_METADATA} keys"
+    elif any(len(key) > MAX_METADATA_KEY for key in value):
+        problem = f"has keys of at most {MAX_METADATA_KEY} characters"
+    elif any(len(text) > MAX_METADATA_VALUE for text in value.values()):
+        problem = f"has values of at most {MAX_METADATA_VALUE} characters"
+    if problem:
+        raise PydanticCustomError("metadata", "metadata {problem}", {"problem": problem})
+    return value
+
+
+Metadata = Annotated[dict[str, str], AfterValidator(_check_metadata)]
 
 
 class WireModel(BaseModel):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from api_schemas.base import RequestModel, WireModel
+from api_schemas.base import Metadata, RequestModel, WireModel
 from api_schemas.field_support import FieldSupport, refused, supported
 
 BatchEndpoint = Literal[
@@ -78,7 +78,7 @@ class BatchRequest(RequestModel):
     input_file_id: Annotated[str, Field(max_length=128)]
     endpoint: BatchEndpoint
     completion_window: Literal["24h"]
-    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+    metadata: Metadata | None = None
 
 
 class BatchError(WireModel):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from api_schemas.base import Boolean, Integer, Number, RequestModel, field_error
+from api_schemas.base import Boolean, Integer, Metadata, Number, RequestModel, field_error
 from api_schemas.field_support import FieldSupport, ignored, refused, supported
 
 LOGPROBS = "message.output_text.logprobs"
@@ -24,7 +24,6 @@ NEUTRAL_INCLUDES = frozenset(
         "web_search_call.results",
     }
 )
-MAX_METADATA = 16
 
 INPUT_FIELDS: tuple[FieldSupport, ...] = (
     *supported(
@@ -137,7 +136,7 @@ class ResponseRequest(ResponseInputRequest):
     top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     top_logprobs: Annotated[Integer, Field(ge=0)] | None = None
     include: Annotated[list[str], Field(max_length=32)] = Field(default_factory=list)
-    metadata: dict[str, str] = Field(default_factory=dict)
+    metadata: Metadata = Field(default_factory=dict)
     store: Boolean = True
     stream: Boolean = False
     stream_options: ResponseStreamOptions | None = None
@@ -160,6 +159,4 @@ class ResponseRequest(ResponseInputRequest):
         for position, name in enumerate(self.include):
             if name not in NEUTRAL_INCLUDES:
                 raise field_error(f"include.{position}", f"{name[:64]!r} cannot be included.")
-        if len(self.metadata) > MAX_METADATA:
-            raise field_error("metadata", f"metadata has at most {MAX_METADATA} keys.")
         return self

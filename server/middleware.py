@@ -124,11 +124,14 @@ class DrainGate:
             await response(scope, receive, send)
             return
         state.num_active += 1
+        record = current_record()
         try:
             await self._app(scope, receive, send)
         finally:
-            state.num_active -= 1
-            if (record := current_record()) is not None:
+            if record is None:
+                state.end_active()
+            else:
+                record.when_over(state.end_active)
                 state.admission.leave(record)
 
 

@@ -115,7 +115,7 @@ class RequestRecord:
         status: Of the answer; 0 until it begins.
         answers: The engine's requests that were made for it.
         ticket: Its places in the queue; None until it is admitted.
-        is_over: Whether it has been answered.
+        is_over: Whether it has been answered, and nothing of it goes on in the background.
     """
 
     request_id: str
@@ -128,6 +128,24 @@ class RequestRecord:
     answers: list[AnswerRecord] = field(default_factory=list)
     ticket: Ticket | None = None
     is_over: bool = False
+    _num_holders: int = 1
+    _on_over: list[Callable[[], None]] = field(default_factory=list)
+
+    def hold(self) -> None:
+        """Let something of the request go on when it has been answered."""
+        self._num_holders += 1
+
+    def release(self) -> None:
+        """Note that the request has been answered, or that what held it has ended."""
+        self._num_holders -= 1
+        if self._num_holders == 0:
+            self.is_over = True
+            for tell in self._on_over:
+                tell()
+
+    def when_over(self, tell: Callable[[], None]) -> None:
+        """Call a function when the request is over."""
+        self._on_over.append(tell)
 
     @property
     def key_name(self) -> str:

@@ -99,6 +99,10 @@ class ServerState:
         self.failure = failure
         self.client.refuse_all(error)
 
+    def end_active(self) -> None:
+        """Note that a request is answered no longer."""
+        self.num_active -= 1
+
     def recover(self) -> None:
         """Note that the engine is back."""
         self.failure = None

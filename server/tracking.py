@@ -6,6 +6,7 @@ event loop only.
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -58,10 +59,12 @@ class RequestTracking:
             record.status = record.status or 500
             raise
         finally:
-            record.is_over = True
-            path = template_of(scope)
-            for observe in self._observers:
-                observe(record, path)
+            record.when_over(partial(self._tell, record, template_of(scope)))
+            record.release()
+
+    def _tell(self, record: RequestRecord, path: str) -> None:
+        for observe in self._observers:
+            observe(record, path)
 
 
 def template_of(scope: Scope) -> str:

@@ -14,9 +14,10 @@ from server.chat_start import start_chat
 from server.owners import owner_of
 from server.rendering.response import ResponseRenderer
 from server.request_errors import RequestError
+from server.request_record import current_record
 from server.responses.chat_request import to_chat_request, wire_names
 from server.responses.items import ChatInput, Item, complete_items, to_chat
-from server.responses.run import ResponseRun
+from server.responses.run import EventUse, ResponseRun
 from server.responses.store import ResponseStore, StoredResponse
 from server.state import ServerState
 from server.wire_names import renamed
@@ -78,12 +79,11 @@ async def start_response(
     with renamed(wire_names(conversation.chat)):
         answer = await start_chat(state, chat_body, response_id)
     head = _head(state, body, response_id, stores=stores)
-    run = ResponseRun(answer, ResponseRenderer(head, background=body.background))
-    stored = StoredResponse(
-        response_id, owner_of(request), run, conversation.items, body.background
-    )
+    renderer = ResponseRenderer(head, background=body.background)
+    events = EventUse.PASSED_ON if body.stream else EventUse.NONE
+    run = ResponseRun(answer, renderer, EventUse.KEPT if body.background else events)
+    stored = StoredResponse(response_id, owner_of(request), run, conversation.items)
     if stores:
-        state.responses.make_room()
         state.responses.add(stored)
     run.start(on_end=_note_running(request, state, stored))
     return stored
@@ -92,14 +92,17 @@ async def start_response(
 def _note_running(
     request: Request, state: ServerState, stored: StoredResponse
 ) -> Callable[[], None]:
-    """Let the run be found by its names, and waited for when the server drains."""
+    """Let the run be found by its names; the request is over when both have ended."""
     leave = enter(request, (stored.response_id,), stored.run.fail)
-    state.num_active += 1
+    record = current_record()
+    if record is not None:
+        record.hold()
 
     def end() -> None:
         leave()
-        state.num_active -= 1
-        state.responses.make_room()
+        if record is not None:
+            record.release()
+        state.responses.note_end(stored)
 
     return end
 

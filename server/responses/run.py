@@ -1,6 +1,6 @@
 """A response while it is made: a task of its own, and the events that readers follow.
 
-    chunks of the chat ──pump──► frames (append-only) ──follow──► one reader, several, or none
+    chunks of the chat ──pump──► frames ──follow──► one reader, several, or none
 
 A run ends by itself, by `fail`, or with the server; a reader that leaves ends it only if the route
 says so. Event loop only.
@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from enum import Enum
 
 from api_schemas import Response, ResponseEvent
 from server.chat_answer import ChatAnswer
@@ -26,17 +27,27 @@ def event_frame(event: ResponseEvent) -> bytes:
     return f"event: {event.type}\ndata: {data}\n\n".encode()
 
 
+class EventUse(Enum):
+    """What becomes of the events of a response."""
+
+    NONE = "nobody reads them"
+    PASSED_ON = "one reader takes them"
+    KEPT = "they may be read again, from any of them on"
+
+
 class ResponseRun:
     """Makes one response.
 
     Attributes:
         error: What ended it, if that was an error.
+        event_use: What becomes of its events.
     """
 
-    def __init__(self, answer: ChatAnswer, renderer: ResponseRenderer) -> None:
+    def __init__(self, answer: ChatAnswer, renderer: ResponseRenderer, event_use: EventUse) -> None:
         """Take a chat that runs; `start` reads it."""
-        self._answer = answer
+        self._answer: ChatAnswer | None = answer
         self._renderer = renderer
+        self.event_use = event_use
         self._frames: list[bytes] = []
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -48,8 +59,8 @@ class ResponseRun:
         return self._renderer.has_ended
 
     @property
-    def num_bytes(self) -> int:
-        """What the kept events take, about."""
+    def num_event_bytes(self) -> int:
+        """What the kept events take."""
         return sum(map(len, self._frames))
 
     def whole(self) -> Response:
@@ -71,15 +82,23 @@ class ResponseRun:
 
     def fail(self, error: BaseException) -> None:
         """End the response with an error; `RequestCancelledError` makes it cancelled."""
-        if not self.has_ended:
+        if self._answer is not None:
             self._answer.generation.fail(error)
 
     async def follow(self, start: int = 0) -> AsyncGenerator[bytes, None]:
-        """Yield the events from a number on, those to come included."""
+        """Yield the events from a number on, those to come included.
+
+        Args:
+            start: Number of the first event; 0 where events are passed on.
+        """
         position = start
         while True:
             # Taken before looking: what comes after the look sets it.
             changed = self._changed
+            if self.event_use is EventUse.PASSED_ON:
+                taken, self._frames = self._frames, []
+                for one in taken:
+                    yield one
             while position < len(self._frames):
                 yield self._frames[position]
                 position += 1
@@ -88,12 +107,14 @@ class ResponseRun:
             await changed.wait()
 
     def forget_events(self) -> None:
-        """Give back the memory of events that nobody will ask for again."""
+        """Give back the memory of events: their reader has left."""
+        self.event_use = EventUse.NONE
         self._frames.clear()
 
     async def _pump(self, on_end: Callable[[], None]) -> None:
         """Turn the chat into events to its end, whatever that is."""
         renderer, answer = self._renderer, self._answer
+        assert answer is not None
         try:
             self._append(*renderer.opening())
             async with aclosing(answer.chunks()) as chunks:
@@ -110,10 +131,12 @@ class ResponseRun:
             self._append(*renderer.failure(describe_error(error).error, answer.usage()))
         finally:
             answer.generation.close()
+            self._answer = None  # a response that is kept does not keep its chat
             on_end()
 
     def _append(self, *events: ResponseEvent) -> None:
         """Keep events and wake those who follow."""
-        self._frames += map(event_frame, events)
+        if self.event_use is not EventUse.NONE:
+            self._frames += map(event_frame, events)
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()

@@ -1,11 +1,12 @@
 """The responses that clients may come back to: in memory, bounded in number and bytes.
 
-Each belongs to the key that it was made with. When there is no more room, the one that
-ended longest ago goes first. Event loop only.
+Each belongs to the key that it was made with. When there is no more room, the oldest of those that
+have ended goes first. Event loop only.
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,8 @@ from server.request_errors import RequestError
 from server.responses.items import Item
 from server.responses.run import ResponseRun
 
-# What a stored item takes beside its text.
+# What a value of JSON takes in memory beside its text, and an item in the index.
+VALUE_BYTES = 64
 ITEM_BYTES = 512
 
 
@@ -26,36 +28,40 @@ class StoredResponse:
         owner: Whose it is.
         run: Makes it, or has made it.
         inputs: Items of the conversation before it.
-        keeps_events: Whether its events can be read again.
     """
 
     response_id: str
     owner: str
     run: ResponseRun
     inputs: list[Item] = field(default_factory=list)
-    keeps_events: bool = False
 
     def outputs(self) -> list[Item]:
         """Return its own items as input for another."""
         return [item.model_dump(exclude_unset=True) for item in self.run.whole().output]
 
     def num_bytes(self) -> int:
-        """Return what it takes, about."""
-        texts = sum(map(_num_characters, self.inputs))
-        return texts + ITEM_BYTES * (len(self.inputs) + 2) + self.run.num_bytes
+        """Return what it takes now, about."""
+        whole = self.run.whole()
+        num_items = len(self.inputs) + len(whole.output)
+        values = _num_bytes(self.inputs) + _num_bytes(whole.model_dump(exclude_unset=True))
+        return values + ITEM_BYTES * num_items + self.run.num_event_bytes
 
 
-def _num_characters(value: Any) -> int:
-    """Count the characters of all texts in a JSON value."""
+def _num_bytes(value: Any) -> int:
+    """Return what a JSON value takes, about."""
     if isinstance(value, str):
-        return len(value)
+        return VALUE_BYTES + len(value)
     if isinstance(value, dict):
-        return sum(map(_num_characters, value.values()))
-    return sum(map(_num_characters, value)) if isinstance(value, list) else 0
+        return VALUE_BYTES + sum(map(_num_bytes, value.values()))
+    return VALUE_BYTES + (sum(map(_num_bytes, value)) if isinstance(value, list) else 0)
 
 
 class ResponseStore:
-    """Keeps responses by id."""
+    """Keeps responses by id.
+
+    Attributes:
+        num_bytes: What all together take, about.
+    """
 
     def __init__(self, *, max_responses: int, max_bytes: int) -> None:
         """Start empty.
@@ -67,6 +73,10 @@ class ResponseStore:
         self._max_responses = max_responses
         self._max_bytes = max_bytes
         self._stored: dict[str, StoredResponse] = {}
+        self._weights: dict[str, int] = {}  # bytes of each, as of its start or its end
+        self.num_bytes = 0
+        # (owner, id of an item) -> the items of this id, by the response that they belong to.
+        self._items: defaultdict[tuple[str, str], dict[str, Item]] = defaultdict(dict)
 
     @property
     def keeps_any(self) -> bool:
@@ -78,8 +88,18 @@ class ResponseStore:
         return len(self._stored)
 
     def add(self, stored: StoredResponse) -> None:
-        """Keep a response."""
+        """Keep a response; others may have to go."""
         self._stored[stored.response_id] = stored
+        self._index(stored, stored.inputs)
+        self._weigh(stored)
+        self._make_room()
+
+    def note_end(self, stored: StoredResponse) -> None:
+        """Take what a response has become at its end, if it is kept."""
+        if stored.response_id in self._stored:
+            self._index(stored, stored.outputs())
+            self._weigh(stored)
+            self._make_room()
 
     def get(self, owner: str, response_id: str, *, param: str = "response_id") -> StoredResponse:
         """Return a response.
@@ -96,28 +116,13 @@ class ResponseStore:
     def delete(self, owner: str, response_id: str) -> StoredResponse:
         """Forget a response and return it; raises what `get` raises."""
         stored = self.get(owner, response_id)
-        del self._stored[response_id]
+        self._forget(stored)
         return stored
 
     def find_item(self, owner: str, item_id: str) -> Item | None:
         """Return a stored item by its id."""
-        for stored in self._stored.values():
-            if stored.owner != owner:
-                continue
-            for item in self._items(stored):
-                if item.get("id") == item_id:
-                    return item
-        return None
-
-    def make_room(self) -> None:
-        """Forget what ended longest ago until the rest is within bounds."""
-        num_bytes = sum(stored.num_bytes() for stored in self._stored.values())
-        for stored in list(self._stored.values()):
-            if len(self._stored) <= self._max_responses and num_bytes <= self._max_bytes:
-                return
-            if stored.run.has_ended:
-                num_bytes -= stored.num_bytes()
-                del self._stored[stored.response_id]
+        found = self._items.get((owner, item_id))
+        return next(iter(found.values())) if found else None
 
     async def end(self, error: BaseException) -> None:
         """End every run with an error, and wait until it has taken it."""
@@ -126,8 +131,28 @@ class ResponseStore:
         runs = [stored.run.wait() for stored in self._stored.values()]
         await asyncio.gather(*runs, return_exceptions=True)
 
-    @staticmethod
-    def _items(stored: StoredResponse) -> Iterator[Item]:
-        yield from stored.inputs
-        if stored.run.has_ended:
-            yield from stored.outputs()
+    def _make_room(self) -> None:
+        """Forget what came first, of what has ended, until the rest is within bounds."""
+        for stored in list(self._stored.values()):
+            if len(self._stored) <= self._max_responses and self.num_bytes <= self._max_bytes:
+                return
+            if stored.run.has_ended:
+                self._forget(stored)
+
+    def _weigh(self, stored: StoredResponse) -> None:
+        self.num_bytes -= self._weights.get(stored.response_id, 0)
+        self._weights[stored.response_id] = stored.num_bytes()
+        self.num_bytes += self._weights[stored.response_id]
+
+    def _index(self, stored: StoredResponse, items: Iterable[Item]) -> None:
+        for item in items:
+            self._items[stored.owner, item["id"]].setdefault(stored.response_id, item)
+
+    def _forget(self, stored: StoredResponse) -> None:
+        del self._stored[stored.response_id]
+        self.num_bytes -= self._weights.pop(stored.response_id)
+        for item in (*stored.inputs, *stored.outputs()):
+            found = self._items.get((stored.owner, item["id"]), {})
+            found.pop(stored.response_id, None)
+            if not found:
+                self._items.pop((stored.owner, item["id"]), None)

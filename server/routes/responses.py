@@ -21,6 +21,7 @@ from server.request_body import read_body
 from server.request_errors import RequestCancelledError, RequestError
 from server.responses.chat_request import left_out_tools, to_chat_request, wire_names
 from server.responses.creation import read_conversation, start_response
+from server.responses.run import EventUse
 from server.responses.store import StoredResponse
 from server.sse import EventStream
 from server.state import state_of
@@ -44,7 +45,6 @@ async def create_response(request: Request) -> Response:
         return _stream(stored, stored.run.follow(), headers, ends_run=not body.background)
     if not body.background:
         await _finish(request, stored)
-        stored.run.forget_events()
     return json_response(stored.run.whole(), body, ignored)
 
 
@@ -73,7 +73,7 @@ async def get_response(
             message = "starting_after is only allowed with stream=true."
             raise RequestError(message, param="starting_after")
         return object_response(stored.run.whole())
-    if not stored.keeps_events:
+    if stored.run.event_use is not EventUse.KEPT:
         message = "Only responses that were created with background: true can be streamed again."
         raise RequestError(message, param="stream")
     first = 0 if starting_after is None else max(starting_after + 1, 0)

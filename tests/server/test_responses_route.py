@@ -2,14 +2,13 @@
 
 import json
 import threading
-import time
 
 import openai
 import pytest
 
 from engine import RequestFailedError
-from server.settings import ModelSettings, ServerSettings, Settings
-from tests.server.live import TEXT, run_live
+from tests.server.live import TEXT
+from tests.server.responses import create, events_of, wait_for_status
 
 ORDER = [
     "response.created",
@@ -24,33 +23,10 @@ ORDER = [
 ]
 
 
-def create(live, **fields):
-    return live.http.post("/v1/responses", json={"input": "hello", **fields})
-
-
-def events_of(text: str) -> list[dict]:
-    """The events of a stream; each stands under its own name."""
-    found = []
-    for block in text.split("\n\n")[:-1]:
-        name, data = block.split("\n")
-        event = json.loads(data.removeprefix("data: "))
-        assert name == f"event: {event['type']}"
-        found.append(event)
-    return found
-
-
 @pytest.fixture
 def client(live):
     with openai.OpenAI(base_url=f"{live.url}/v1", api_key="x", max_retries=0) as made:
         yield made
-
-
-def wait_for_status(live, response_id, status):
-    deadline = time.monotonic() + 5
-    while (found := live.http.get(f"/v1/responses/{response_id}").json())["status"] != status:
-        assert time.monotonic() < deadline, found["status"]
-        time.sleep(0.01)
-    return found
 
 
 def test_a_text_is_answered_by_a_message(client):
@@ -304,6 +280,8 @@ def test_a_failure_is_an_event_in_a_stream_and_a_status_otherwise(live):
         ({"conversation": "c"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"metadata": {str(n): "" for n in range(17)}}, "metadata"),
+        ({"metadata": {"k" * 65: ""}}, "metadata"),
+        ({"metadata": {"k": "v" * 513}}, "metadata"),
     ],
 )
 def test_what_is_wrong_is_named_as_the_client_knows_it(live, fields, param):
@@ -327,9 +305,11 @@ def test_a_format_is_followed_and_a_bad_one_is_named(live):
 
 
 def test_tools_of_the_apis_own_servers_are_left_out_and_reported(live):
-    response = create(live, tools=[{"type": "web_search"}], tool_choice="auto", odd=1)
+    more = {"reasoning": {"summary": "auto", "odd": 1}, "text": {"verbosity": "low"}}
+    response = create(live, tools=[{"type": "web_search"}], tool_choice="auto", odd=1, **more)
     assert response.status_code == 200
-    assert response.headers["X-Ignored-Params"] == "odd, tools.0"
+    ignored = "odd, reasoning.odd, tools.0, reasoning.summary, text.verbosity"
+    assert response.headers["X-Ignored-Params"] == ignored
 
 
 def test_counted_input_is_what_the_answer_counts(live):
@@ -337,23 +317,3 @@ def test_counted_input_is_what_the_answer_counts(live):
     count = live.http.post("/v1/responses/input_tokens", json=body).json()
     assert count["object"] == "response.input_tokens"
     assert count["input_tokens"] == create(live, **body).json()["usage"]["input_tokens"]
-
-
-def test_the_store_is_bounded():
-    settings = Settings(
-        model=ModelSettings(served_names=("tiny",)),
-        server=ServerSettings(port=0, max_stored_responses=2),
-    )
-    with run_live(settings=settings) as live:
-        ids = [create(live).json()["id"] for _ in range(4)]
-        found = [live.http.get(f"/v1/responses/{name}").status_code for name in ids]
-    assert found == [404, 404, 200, 200]
-
-
-def test_an_operator_can_turn_the_store_off():
-    settings = Settings(server=ServerSettings(port=0, max_stored_responses=0))
-    with run_live(settings=settings) as live:
-        made = create(live, store=True).json()
-        assert made["store"] is False
-        assert live.http.get(f"/v1/responses/{made['id']}").status_code == 404
-        assert create(live, background=True).json()["error"]["param"] == "background"

@@ -67,8 +67,13 @@ class RequestModel(BaseModel):
         return present
 
     def ignored_names(self) -> list[str]:
-        """Return the names of the given fields that have no effect on the answer."""
-        return sorted(self.model_extra or ())
+        """Return the names of the given fields, of objects in it too, that are not known."""
+        names = sorted(self.model_extra or ())
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            if isinstance(value, RequestModel):
+                names += [f"{name}.{inner}" for inner in value.ignored_names()]
+        return names
 
 
 def _check_supported(entry: FieldSupport, present: dict[str, Any]) -> None:

@@ -15,13 +15,14 @@ from api_schemas.generation import MAX_STOP_CHARACTERS
 MESSAGE_INPUT_FIELDS: tuple[FieldSupport, ...] = (
     *supported(
         model="a served name; may be left out",
-        messages="text, tool_use, tool_result and thinking blocks; a last message of the assistant "
-        "is continued",
+        messages="text, tool_use, tool_result and thinking blocks; the result of a tool that "
+        "failed (is_error) begins with Error; a last message of the assistant is continued",
         system="a text or text blocks",
         tools="with an input_schema; tools that only the API's own servers have are left out and "
         "reported",
         tool_choice="auto, any, tool, none; disable_parallel_tool_use",
-        thinking="enabled, adaptive and disabled, given to the template",
+        thinking="enabled, adaptive and disabled, given to the template; display omitted leaves it "
+        "out of the answer, summarized shows it whole",
         output_config="effort; format json_schema",
     ),
     *ignored("what can be cached is", "cache_control"),
@@ -82,11 +83,12 @@ class Thinking(RequestModel):
 
     Attributes:
         budget_tokens: Most tokens of it.
+        display: Whether it is shown; it is never summarised here.
     """
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[Integer, Field(ge=1)] | None = None
-    display: str | None = None
+    display: Literal["summarized", "omitted"] | None = None
 
 
 class OutputConfig(RequestModel):

@@ -3,7 +3,8 @@
 text          joined, in the message it stands in
 thinking      the reasoning of the assistant's message
 tool_use      a call of the assistant's message
-tool_result   a message of role tool; what the user says beside it keeps its place
+tool_result   a message of role tool; what the user says beside it keeps its place. A tool that
+              failed says so in its text: chats know no other way
 """
 
 from collections.abc import Sequence
@@ -24,6 +25,8 @@ WIRE_NAMES = {
     "response_format.json_schema": "output_config.format",
     "reasoning_effort": "output_config.effort",
 }
+# What the result of a tool that failed begins with.
+FAILED = "Error: "
 _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -69,6 +72,8 @@ def ignored_paths(body: CountTokensRequest) -> list[str]:
     paths = [f"tools.{index}" for index, tool in enumerate(body.tools) if not is_custom(tool)]
     if body.thinking is not None and body.thinking.budget_tokens is not None and not _has_budget():
         paths.append("thinking.budget_tokens")
+    if body.thinking is not None and body.thinking.display == "summarized":
+        paths.append("thinking.display")
     return paths
 
 
@@ -111,13 +116,19 @@ def _user_messages(role: str, blocks: Sequence[Block], place: str) -> Messages:
 
 def _tool_message(block: Block, place: str) -> dict[str, Any]:
     content = block.get("content")
+    if content is None:
+        content = ""
     if isinstance(content, list):
         content = [_part(part) if isinstance(part, dict) else part for part in content]
-    return {
-        "role": "tool",
-        "tool_call_id": _text(block, "tool_use_id", place),
-        "content": "" if content is None else content,
-    }
+    is_error = block.get("is_error")
+    if is_error is not None and not isinstance(is_error, bool):
+        raise RequestError(f"{place}.is_error is true or false.", param=f"{place}.is_error")
+    if is_error and isinstance(content, str):
+        content = FAILED + content
+    elif is_error and isinstance(content, list):
+        content = [{"type": "text", "text": FAILED}, *content]
+    call_id = _text(block, "tool_use_id", place)
+    return {"role": "tool", "tool_call_id": call_id, "content": content}
 
 
 def _assistant_message(blocks: Sequence[Block], place: str) -> dict[str, Any]:
@@ -205,6 +216,8 @@ def _thinking_fields(body: CountTokensRequest) -> dict[str, Any]:
     if thinking.type == "disabled":
         return {"chat_template_kwargs": {"enable_thinking": False}}
     fields: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": True}}
+    if thinking.display == "omitted":
+        fields["include_reasoning"] = False
     if thinking.budget_tokens is not None and _has_budget():
         fields["thinking_token_budget"] = thinking.budget_tokens
     return fields

@@ -69,11 +69,18 @@ def function_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def left_out_tools(tools: list[dict[str, Any]]) -> list[str]:
-    """Return the paths of the tools that are no functions."""
-    return [
-        f"tools.{position}" for position, tool in enumerate(tools) if tool.get("type") != "function"
+def ignored_paths(body: ResponseInputRequest) -> list[str]:
+    """Return the paths of what has no effect here."""
+    paths = [
+        f"tools.{position}"
+        for position, tool in enumerate(body.tools)
+        if tool.get("type") != "function"
     ]
+    if body.reasoning.summary is not None:
+        paths.append("reasoning.summary")
+    if body.text.verbosity is not None:
+        paths.append("text.verbosity")
+    return paths
 
 
 def _tool_choice(choice: str | dict[str, Any] | None) -> Any:

@@ -19,7 +19,7 @@ from server.openapi import describe_body
 from server.owners import owner_of
 from server.request_body import read_body
 from server.request_errors import RequestCancelledError, RequestError
-from server.responses.chat_request import left_out_tools, to_chat_request, wire_names
+from server.responses.chat_request import ignored_paths, to_chat_request, wire_names
 from server.responses.creation import read_conversation, start_response
 from server.responses.run import EventUse
 from server.responses.store import StoredResponse
@@ -39,7 +39,7 @@ async def create_response(request: Request) -> Response:
     max_bytes = state.settings.server.max_body_bytes
     body = await read_body(request, ResponseRequest, max_bytes=max_bytes)
     stored = await start_response(request, state, body)
-    ignored = left_out_tools(body.tools)
+    ignored = ignored_paths(body)
     if body.stream:
         headers = report_ignored(body, ignored)
         return _stream(stored, stored.run.follow(), headers, ends_run=not body.background)

@@ -116,6 +116,25 @@ def test_it_is_the_chat_of_the_same_messages(live):
     assert live.manager.added[0].input_ids == live.manager.added[1].input_ids
 
 
+@pytest.mark.parametrize("content", ["no file", [{"type": "text", "text": "no file"}], None])
+@pytest.mark.parametrize("is_error", [True, False])
+def test_a_tool_that_failed_says_so(live, content, is_error):
+    call = {"type": "tool_use", "id": "t1", "name": "f", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": content, "is_error": is_error}
+    turns = [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    create(live, messages=[*MESSAGES, *turns])
+    called = {"id": "t1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    text = ("Error: " if is_error else "") + ("no file" if content else "")
+    live.chat(
+        messages=[
+            *MESSAGES,
+            {"role": "assistant", "content": "", "tool_calls": [called]},
+            {"role": "tool", "tool_call_id": "t1", "content": text},
+        ]
+    )
+    assert live.manager.added[0].input_ids == live.manager.added[1].input_ids
+
+
 def test_an_unfinished_turn_of_the_assistant_is_continued(live):
     messages = [*MESSAGES, {"role": "assistant", "content": "The answer is"}]
     create(live, messages=messages)
@@ -228,7 +247,8 @@ def test_leaving_frees_the_engine(live):
 
 def test_tools_of_the_apis_own_servers_are_left_out_and_reported(live):
     tools = [{"type": "web_search_20250305", "name": "web_search"}]
-    thinking = {"type": "enabled", "budget_tokens": 1024}
+    thinking = {"type": "enabled", "budget_tokens": 1024, "display": "summarized", "odd": 1}
     response = create(live, tools=tools, odd=1, thinking=thinking)
     assert response.status_code == 200
-    assert response.headers["X-Ignored-Params"].startswith("odd, tools.0")
+    ignored = "odd, thinking.odd, tools.0, thinking.budget_tokens, thinking.display"
+    assert response.headers["X-Ignored-Params"] == ignored

@@ -39,6 +39,18 @@ def test_reasoning_may_be_left_out(thinking: LiveServer):
     assert message == {"role": "assistant", "content": "two", "refusal": None}
 
 
+@pytest.mark.parametrize(("display", "kinds"), [("omitted", 1), ("summarized", 2)])
+def test_thinking_may_be_omitted(thinking: LiveServer, display, kinds):
+    thinking.says("<think>one</think>two")
+    body = {"max_tokens": 50, "messages": [{"role": "user", "content": "a"}]}
+    options = {"type": "enabled", "display": display}
+    content = thinking.http.post("/v1/messages", json={**body, "thinking": options}).json()[
+        "content"
+    ]
+    assert [block["type"] for block in content] == ["thinking", "text"][-kinds:]
+    assert content[-1]["text"] == "two"
+
+
 def test_reasoning_that_never_ends_leaves_no_content(thinking: LiveServer):
     thinking.says("<think>one two three")
     choice = thinking.chat(max_tokens=4).json()["choices"][0]

@@ -121,7 +121,7 @@ class PromptEncoder:
         if wrong is not None:
             message = f"tokens holds {wrong}; ids of this tokenizer lie in [0, {num_tokens})."
             raise RequestError(message, param="tokens")
-        return await self._run(self.decode_prompt, token_ids)
+        return await self.decode_prompt(token_ids)
 
     def describe(self) -> TokenizerInfo:
         """Say what the tokenizer is."""
@@ -137,8 +137,11 @@ class PromptEncoder:
             chat_template=tokenizer.chat_template if self._has_template else None,
         )
 
-    def decode_prompt(self, token_ids: Sequence[int]) -> str:
+    async def decode_prompt(self, token_ids: Sequence[int]) -> str:
         """Return the text of a prompt given as tokens, special ones included."""
+        return await self._run(self._decode, token_ids)
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
         return str(
             self._tokenizer.decode(
                 list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False

@@ -32,8 +32,8 @@ async def create_completion(request: Request) -> Response:
     encoded = await state.encoder.encode_prompts(body)
     prompts = [truncate_prompt(prompt, body, state.limits) for prompt in encoded]
     recipe = constraint_recipe(body.constraint())
+    echoes = await _echoes(state.encoder, body, prompts) if body.echo else None
     generation = await start_generation(state.setting, body, head.id, prompts, recipe)
-    echoes = _echoes(state.encoder, body, prompts) if body.echo else None
     renderer = CompletionRenderer(
         head,
         to_answer_options(body, logprobs=wants_logprobs(body)),
@@ -43,12 +43,12 @@ async def create_completion(request: Request) -> Response:
     return await answer(request, body, generation, renderer)
 
 
-def _echoes(
+async def _echoes(
     encoder: PromptEncoder, body: CompletionRequest, prompts: Sequence[list[int]]
 ) -> list[str]:
     """Return the prompts' texts; what is no whole text is decoded, special tokens included."""
     is_whole = body.truncate_prompt_tokens is None
     return [
-        prompt if is_whole and isinstance(prompt, str) else encoder.decode_prompt(token_ids)
+        prompt if is_whole and isinstance(prompt, str) else await encoder.decode_prompt(token_ids)
         for prompt, token_ids in zip(body.prompt, prompts, strict=True)
     ]

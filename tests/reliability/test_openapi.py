@@ -1,9 +1,11 @@
 """Requests made from the API's own description: no 5xx, and every answer as described (R17)."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import jsonschema
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
@@ -77,5 +79,18 @@ def test_the_description_names_no_error_it_does_not_send(described):
     document = httpx.get(f"{described.url}/openapi.json").json()
     assert document["openapi"].startswith("3.")
     for path, operations_of in document["paths"].items():
-        for method in operations_of:
+        for method, operation in operations_of.items():
             assert method in ("get", "post", "delete"), path
+            errors = {status for status in operation["responses"] if status >= "4"}
+            assert errors <= {"400"}, path
+    assert "ValidationError" not in json.dumps(document)
+
+
+def test_a_wrong_parameter_is_answered_as_described(described):
+    path = "/v1/responses/{response_id}/input_items"
+    document = httpx.get(f"{described.url}/openapi.json").json()
+    schema = document["paths"][path]["get"]["responses"]["400"]["content"]["application/json"]
+    assert schema == {"schema": {"$ref": "#/components/schemas/ErrorResponse"}}
+    response = httpx.get(described.url + path, params={"limit": "many"})
+    assert response.status_code == 400
+    jsonschema.validate(response.json(), {**schema["schema"], **document})

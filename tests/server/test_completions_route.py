@@ -287,3 +287,19 @@ def test_a_truncated_prompt_is_what_is_computed_counted_and_echoed(live, side, k
     assert live.manager.added[0].input_ids == kept
     assert body["usage"]["prompt_tokens"] == 2
     assert body["choices"][0]["text"].startswith(live.tokenizer.decode(kept))
+
+
+def test_the_text_of_a_prompt_is_made_off_the_event_loop(live, monkeypatch):
+    encoder, names = live.state.encoder, []
+    real = encoder._decode
+
+    def decode(token_ids):
+        names.append(threading.current_thread().name)
+        return real(token_ids)
+
+    monkeypatch.setattr(encoder, "_decode", decode)
+    prompt = live.tokenizer.encode("hello")
+    text = live.complete(prompt=prompt, echo=True, max_tokens=1).json()["choices"][0]["text"]
+    assert text.startswith("hello")
+    assert names
+    assert all("prompt-encoding" in name for name in names)

@@ -38,6 +38,28 @@ def test_the_tokens_of_a_chat_are_those_that_its_answer_counts(live):
     assert len(live.manager.added) == 1, "neither of them generates"
 
 
+@pytest.mark.parametrize("fields", [{}, {"truncation_side": "right"}])
+@pytest.mark.parametrize("keep", [3, -1])
+def test_a_cut_chat_is_cut_alike(live, fields, keep):
+    body = {"messages": MESSAGES, "max_tokens": 200, "truncate_prompt_tokens": keep, **fields}
+    tokens = live.http.post("/tokenize", json=body).json()
+    assert live.chat(**body).json()["usage"]["prompt_tokens"] == tokens["count"]
+    assert tokens["tokens"] == live.manager.added[0].input_ids
+
+
+def test_texts_that_nobody_asks_for_are_not_made(live, monkeypatch):
+    monkeypatch.setattr(live.state.setting.vocabulary, "token_text", None)
+    assert live.http.post("/tokenize", json={"prompt": "hello"}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/v1/chat/completions/render"])
+def test_what_has_no_effect_is_reported(live, path):
+    bodies: dict[str, dict] = {"/tokenize": {"prompt": "a"}, "/detokenize": {"tokens": [1]}}
+    fields = bodies.get(path, {"messages": MESSAGES})
+    response = live.http.post(path, json={**fields, "odd": 1})
+    assert response.headers["X-Ignored-Params"] == "odd"
+
+
 def test_a_rendered_chat_shows_the_parameters_of_its_answer(live):
     body = {"messages": MESSAGES, "max_tokens": 5, "temperature": 0.5, "seed": 7}
     sampling = live.http.post("/chat/completions/render", json=body).json()["sampling"]

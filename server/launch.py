@@ -1,7 +1,8 @@
 """`slipstream serve`: from settings to a server that answers, in the order in which things fail.
 
-    model folder ─► listen ─► weights ─► tokenizer ─► cache and configuration ─► warm-up ─► token
-                    /live 200, everything else 503                                        /ready
+    local model ─► listen ─► other models ─► weights ─► tokenizer ─► cache ─► warm-up ─► token
+                   /live 200, everything else 503                                        /ready
+                             "fetching"       "loading"
 
 The command has checked the address before it imports this module, whose imports alone take
 seconds. Each failure becomes one `StartupError`; engine errors are caught for that only.
@@ -31,11 +32,12 @@ from server.console import (
     print_listening,
     print_notice,
 )
+from server.default_model import DEFAULT_MODEL
 from server.effective_settings import changed_settings
 from server.engine_settings import engine_config
 from server.environment import cache_folder
 from server.loading import LoadingApp
-from server.model_store import StoredModel, find_model
+from server.model_store import StoredModel, find_model, is_fetched
 from server.serving import run as run_server
 from server.serving import settle_memory
 from server.settings import Settings
@@ -53,10 +55,9 @@ def run(settings: Settings) -> int:
     if not error_console().is_terminal:
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     config = engine_config(settings)
-    stored = find_model(settings.model, cache_folder())
-    settings = _with_model(settings, stored)
+    stored = None if is_fetched(settings.model) else find_model(settings.model, cache_folder())
     launch = Launch(settings, stored, config)
-    app = LoadingApp(settings, launch.load, launch.announce)
+    app = LoadingApp(settings, launch.load, launch.announce, launch.stage)
     try:
         status = run_server(app, settings.server, launch.open)
     finally:
@@ -72,9 +73,9 @@ class Launch:
     """What is made on the way to a server that answers."""
 
     def __init__(
-        self, settings: Settings, stored: StoredModel, config: ContinuousBatchingConfig
+        self, settings: Settings, stored: StoredModel | None, config: ContinuousBatchingConfig
     ) -> None:
-        """Remember what to make; nothing is loaded yet."""
+        """Remember what to make of which model, None if that is still to be found."""
         self._settings = settings
         self._stored = stored
         self._config = config
@@ -84,7 +85,12 @@ class Launch:
     def open(self, host: str, port: int) -> None:
         """Note where the server listens, and say that it does; on the event loop."""
         self._address = (host, port)
-        print_notice(f"loading {self._stored.name}; port {port} is open, and /ready says when")
+        name = self._settings.model.path or DEFAULT_MODEL.name
+        print_notice(f"{self.stage()} {name}; port {port} is open, and /ready says when")
+
+    def stage(self) -> str:
+        """Return what is being done before requests are taken; on any thread."""
+        return "fetching" if self._stored is None else "loading"
 
     def load(self) -> FastAPI:
         """Load everything and return the application; on the thread that loads.
@@ -92,7 +98,9 @@ class Launch:
         Raises:
             StartupError: See `run`.
         """
-        settings = self._settings
+        if self._stored is None:
+            self._stored = find_model(self._settings.model, cache_folder())
+        self._settings = settings = _with_model(self._settings, self._stored)
         with _startup_errors():
             model = _load(settings, self._stored)
             tokenizer = load_tokenizer(settings, self._stored)

@@ -1,6 +1,7 @@
 """What listens from the first moment on: a stand-in until the application has been loaded.
 
-    uvicorn ─► LoadingApp ─► stand-in: /live 200, everything else 503 with Retry-After
+    uvicorn ─► LoadingApp ─► stand-in: /live 200, everything else 503 with Retry-After;
+                   |                   /ready says whether the model is fetched or loaded
                    |
                    └──────► the application, once a thread has made it and its engine has answered
 
@@ -39,7 +40,11 @@ class LoadingApp:
     """
 
     def __init__(
-        self, settings: Settings, load: Callable[[], FastAPI], on_ready: Callable[[], None]
+        self,
+        settings: Settings,
+        load: Callable[[], FastAPI],
+        on_ready: Callable[[], None],
+        stage: Callable[[], str],
     ) -> None:
         """Prepare; nothing is loaded before the lifespan begins.
 
@@ -47,11 +52,13 @@ class LoadingApp:
             settings: What the operator set.
             load: Makes the application; called on a thread of its own.
             on_ready: Told once, on the event loop, when requests are taken.
+            stage: Returns what the thread does now, in a word.
         """
         self.error: BaseException | None = None
         self._load = load
         self._on_ready = on_ready
-        self._stand_in = surround(_answer_while_loading, settings)
+        self._stage = stage
+        self._stand_in = surround(self._stand_in_answer, settings)
         self._app: FastAPI | None = None
         self._lifespan: AbstractAsyncContextManager[Any] | None = None
         self._task: asyncio.Task[None] | None = None
@@ -74,6 +81,21 @@ class LoadingApp:
             return
         app: ASGIApp = self._stand_in if self._app is None else self._app
         await app(scope, receive, send)
+
+    async def _stand_in_answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Say that the process lives, and that everything else has to wait."""
+        if scope["type"] != "http":
+            return
+        path = scope["path"].removeprefix("/v1")
+        if path == LIVE_PATH:
+            response = JSONResponse({"status": "live"})
+        elif path in PROBE_PATHS:
+            status = {"status": self._stage()}
+            response = JSONResponse(status, 503, headers={"Retry-After": "5"})
+        else:
+            await describe_error(LoadingError()).response()(scope, receive, send)
+            return
+        await response(scope, receive, send)
 
     async def _live(self, receive: Receive, send: Send) -> None:
         """Begin to load at the start, and end the application at the end."""
@@ -124,18 +146,3 @@ async def run_on_thread(call: Callable[[], Any]) -> Any:
 
     threading.Thread(target=run, name="loading", daemon=True).start()
     return await outcome
-
-
-async def _answer_while_loading(scope: Scope, receive: Receive, send: Send) -> None:
-    """Say that the process lives, and that everything else has to wait."""
-    if scope["type"] != "http":
-        return
-    path = scope["path"].removeprefix("/v1")
-    if path == LIVE_PATH:
-        response = JSONResponse({"status": "live"})
-    elif path in PROBE_PATHS:
-        response = JSONResponse({"status": "loading"}, 503, headers={"Retry-After": "5"})
-    else:
-        await describe_error(LoadingError()).response()(scope, receive, send)
-        return
-    await response(scope, receive, send)

@@ -2,7 +2,8 @@
 
 A folder or a GGUF file is taken as it is, a hub name is downloaded (weights as safetensors only),
 and no name means the default model. Code that a repository brings along is never run: a model that
-needs it is refused here, before anything is loaded. Runs before the server listens.
+needs it is refused here, before anything is loaded. What is fetched is found on the thread that
+loads; what lies here already, before the server listens.
 """
 
 import json
@@ -51,6 +52,14 @@ class StoredModel:
     def source(self) -> Path:
         """What the engine loads."""
         return self.file or self.folder
+
+
+def is_fetched(settings: ModelSettings) -> bool:
+    """Return whether the model comes from elsewhere, though it may be in a cache by now."""
+    if not settings.path:
+        return True
+    is_local = Path(settings.path).expanduser().exists()
+    return not is_local and HUB_NAME.fullmatch(settings.path) is not None
 
 
 def find_model(settings: ModelSettings, cache: Path) -> StoredModel:

@@ -174,6 +174,8 @@ class OutputRouter:
         """Return the outputs without those for which a fault is armed."""
         sound = []
         for output in outputs:
+            if output.request_id in undelivered:
+                continue  # what comes after a lost output would hide the loss
             try:
                 # What tells of a failure is let through: the failure may be this one.
                 if output.status is not RequestStatus.FAILED:
@@ -186,10 +188,12 @@ class OutputRouter:
     def _give_up(self, calls: _Calls, error: Exception) -> dict[str, Exception]:
         """Note that an event loop takes nothing any more; return the requests that go on for it."""
         logger.warning("%d outputs are lost with their event loop: %s", len(calls), error)
-        names = [output.request_id for _, output in calls if not output.is_finished()]
-        for name in names:
+        # A request may have several outputs in a step, its terminal one among them.
+        ended = {output.request_id for _, output in calls if output.is_finished()}
+        going_on = {output.request_id for _, output in calls} - ended
+        for name in going_on:
             self.abandon(name)
-        return dict.fromkeys(names, error)
+        return dict.fromkeys(going_on, error)
 
 
 def _call_all(calls: _Calls) -> None:

@@ -143,6 +143,16 @@ def test_a_closed_loop_does_not_keep_others_from_their_outputs(router, loops, ca
     assert router.num_handlers == 0
 
 
+def test_a_request_whose_end_is_lost_with_its_loop_does_not_go_on(router, loops):
+    """Several outputs of a request may come at once; its terminal one decides."""
+    loops[0].call(lambda: router.register("ended", print))
+    loops[0].call(lambda: router.register("running", print))
+    loops[0].close()
+    undelivered = router.deliver([*outputs_of("ended", 3), *outputs_of("running", 3)[:2]])
+    assert list(undelivered) == ["running"]
+    assert router.num_handlers == 1
+
+
 async def test_a_loop_that_cannot_be_hashed_is_a_loop_like_others(router, monkeypatch):
     loop = asyncio.get_running_loop()
     received: list[GenerationOutput] = []

@@ -1,5 +1,6 @@
 """Guessed tokens: answers are those without them, steps are fewer, and nobody pays for it."""
 
+import asyncio
 import zlib
 from dataclasses import dataclass
 from typing import Any
@@ -10,12 +11,18 @@ import torch
 
 from engine import FinishReason, GenerationOutput
 from engine.batch import BatchInputs, ScheduledBatch
+from engine.faults import FaultPoint
 from engine.requests import RequestState
 from engine.sampling.grammar import Matcher
 from engine.sampling.sampler import Sampler
 from engine.speculation import MAX_STEP_TOKENS, Speculation
 from tests.engine.builders import make_request, make_scheduler
-from tests.engine.checksum_model import ChecksumEngine, ChecksumModel, mostly_repeating
+from tests.engine.checksum_model import (
+    ChecksumEngine,
+    ChecksumModel,
+    checksum,
+    mostly_repeating,
+)
 from tests.engine.control import loop_of
 from tests.engine.scheduling import prompt, share
 from tests.engine.soundness import check_idle
@@ -238,6 +245,32 @@ def test_each_token_of_a_stream_is_an_output_of_its_own(make_manager):
     assert outputs[-1].timestamps == sorted(outputs[-1].timestamps)
 
 
+async def test_an_output_that_is_lost_ends_its_request_once(make_manager, monkeypatch):
+    """The first of several outputs of a step, of which the last would have been terminal."""
+    monkeypatch.setattr("engine.drafting.FIRST_ACCEPTANCE", 1.0)
+    manager = make_manager(max_draft_tokens=4, page_size=64)
+    parts = loop_of(manager)._parts
+    model = ChecksumModel(parts.scheduler.blocks, VOCAB, circle)
+    parts.cache, parts.runner = model.cache, model
+    outputs: list[GenerationOutput] = []
+
+    def take(output: GenerationOutput) -> None:
+        outputs.append(output)
+        if output.is_finished():
+            over.set()
+
+    over = asyncio.Event()
+    manager.register_result_handler("a", take)
+    manager.start()
+    manager._channels.faults.arm(FaultPoint.DELIVER, request_id="a", once=True)
+    manager.add_request([4, 5, 6, 7] * 3, "a", max_new_tokens=4, streaming=True)
+    await asyncio.wait_for(over.wait(), 10)
+    await asyncio.to_thread(manager.stop)
+    assert [output.finish_reason for output in outputs] == [FinishReason.ERROR]
+    assert outputs[0].generated_tokens == [4, 5, 6, 7]
+    assert manager.get_result(timeout=0) is None
+
+
 def circle(tokens: np.ndarray, vocab_size: int) -> int:
     """Return the next token of a circle of four."""
     return int(tokens[-1]) // 4 * 4 + (int(tokens[-1]) + 1) % 4
@@ -326,6 +359,19 @@ def test_guesses_leave_others_their_tokens():
     assert shares == [{"a": 1, "b": 23}, {"a": 1, "b": 23}, {"a": 1, "b": 14}]
     for request in list(engine.scheduler.running.values()):
         engine.scheduler.cancel(request)
+
+
+def test_steps_without_guesses_repeat():
+    engine = speculating()
+    engine.model.follow = checksum  # whose answers hold no two tokens twice
+    request = make_request("a", prompt(5), max_new_tokens=12)
+    add(engine, request)
+    engine.step()
+    while len(request.generated_tokens) < 11:
+        batch = engine.scheduler.schedule_batch()
+        assert batch.continues
+        engine.finish(batch)
+    engine.step()
 
 
 def test_with_many_rows_nothing_is_guessed():

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from engine.batch import SampledTokens
+from engine.batch import SampledTokens, ScheduledBatch, ScheduledRequest
 from engine.step_cost import MIN_CHUNK_TOKENS, StepCost, StepPace
 from tests.engine.builders import make_scheduler
 from tests.engine.scheduling import distinct, share, started, step
@@ -101,6 +101,20 @@ def test_halves_of_a_step_are_not_measured_and_later_steps_are():
     machine.now = 3.0
     pace.note_computed(later)
     assert pace.cost.prefill_seconds > 0
+
+
+def test_a_guessed_token_counts_as_a_row():
+    machine = Machine()
+    pace = StepPace(1.0, machine.clock)
+    request = distinct("a", 3)
+    for draft in ((), (5, 6)) * 20:
+        item = ScheduledRequest(request, 1, True, draft)
+        batch = ScheduledBatch([item], 1, num_drafted=len(draft))
+        pace.note_scheduled(batch)
+        machine.now += machine.seconds(1 + len(draft), 0)
+        pace.note_computed(batch)
+    assert pace.cost.prefill_seconds == 0.0
+    assert pace.cost.decode_seconds(2) == pytest.approx(machine.seconds(2, 0))
 
 
 def test_overlapping_steps_are_not_counted_twice():

@@ -1,7 +1,7 @@
 """Attention by our own kernel: fp32 on a CPU, straight over the block tables.
 
 Engine thread only. Nothing is gathered, no mask is built, heads that share keys read them once. The
-arithmetic is checked against `torch_reference`, which also takes the layers this does not do.
+arithmetic is checked against `torch_reference`.
 """
 
 import ctypes
@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from engine.attention.interface import AttentionOptions
-from engine.attention.torch_reference import TorchReferenceBackend
 from engine.batch import BatchInputs
 
 
@@ -28,16 +27,13 @@ class CpuBackend:
         """Remember the page size, in positions, and the kernels."""
         self.page_size = page_size
         self._library = library
-        self._reference = TorchReferenceBackend(page_size)
         self.inputs: BatchInputs | None = None
         self.query_starts = np.zeros(1, dtype=np.int64)
         self.context_lengths = np.zeros(0, dtype=np.int64)
-        self._is_reference_planned = False
 
     def plan(self, inputs: BatchInputs) -> None:
         """Lay out what the kernel reads beside the cache."""
         self.inputs = inputs
-        self._is_reference_planned = False
         self.query_starts = np.array(inputs.query_starts, dtype=np.int64)
         self.context_lengths = np.array(inputs.context_lengths, dtype=np.int64)
 
@@ -50,13 +46,14 @@ class CpuBackend:
     ) -> torch.Tensor:
         """See `AttentionBackend.attend`."""
         assert self.inputs is not None
-        if options.sinks is not None:
-            return self._attend_by_reference(query, keys, values, options)
         query = query.contiguous()
         num_tokens, num_heads, key_dim = query.shape
         value_dim = values.shape[2]
         output = torch.empty(num_tokens, num_heads, value_dim)
         table = self.inputs.block_table
+        sinks = options.sinks
+        if sinks is not None:
+            sinks = sinks.detach().float().contiguous()
         sizes = np.array(
             (
                 *table.shape, self.page_size, num_heads, keys.shape[1], key_dim, value_dim,
@@ -72,22 +69,9 @@ class CpuBackend:
             table.data_ptr(),
             self.query_starts.ctypes.data,
             self.context_lengths.ctypes.data,
+            None if sinks is None else sinks.data_ptr(),
             sizes.ctypes.data,
             options.scaling,
             options.softcap or 0.0,
         )
         return output
-
-    def _attend_by_reference(
-        self,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        options: AttentionOptions,
-    ) -> torch.Tensor:
-        """Attend with sinks, which the kernel does not know."""
-        assert self.inputs is not None
-        if not self._is_reference_planned:
-            self._reference.plan(self.inputs)
-            self._is_reference_planned = True
-        return self._reference.attend(query, keys, values, options)

@@ -2,139 +2,444 @@
 //
 //   query [T, H, D]   keys [slots, Hkv, D]   values [slots, Hkv, Dv]   slot = block * page + offset
 //
-// The heads that share a key head, and a few neighbouring queries, are taken together, so that each
-// key is read once for all of them. Keys are taken in pieces of kPiece positions that begin at
-// multiples of it: a query's sums are formed in an order that depends on its position alone, not on
-// how its prompt was cut into chunks, on its neighbours or on the threads.
+// The heads that share a key head, and some neighbouring queries, are taken together: for each piece
+// of kPiece keys their scores are one small matrix product, and their weighted sums another.
+//
+// Pieces, and the spans of kSpan positions whose results are merged in the end (Dao et al. 2023,
+// "Flash-Decoding"), begin at multiples of their length. A query's sums are formed in an order that
+// depends on its position alone, not on how its prompt was cut into chunks, on its neighbours or on
+// which threads took its spans.
+
+#include "attention.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <vector>
+#include <memory>
 
-#include "attention.h"
-#include "vector.h"
+#include "tile.h"
 
 using namespace slipstream;
 
 namespace {
 
 constexpr int64_t kPiece = 32;
-constexpr int64_t kQueriesPerItem = 8;
+constexpr int64_t kSpan = 512;
+constexpr int64_t kQueriesPerItem = 16;
+constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
-float dot(const float* a, const float* b, int64_t width) {
-    Vector acc{};
-    int64_t i = 0;
-    for (; i + kLanes <= width; i += kLanes) acc += load(a + i) * load(b + i);
-    float total = sum(acc);
-    for (; i < width; ++i) total += a[i] * b[i];
-    return total;
-}
+// With so few rows a piece is read for the first time when it is needed: ask for the next one.
+constexpr int64_t kRowsToAskAhead = 12;
 
-// sums += weights[j] * rows[j] over j, with the sums of a vector's width kept in a register.
-void add_weighted(float* sums, const float* const* rows, const float* weights, int64_t count,
-                  int64_t width) {
-    int64_t i = 0;
-    for (; i + kLanes <= width; i += kLanes) {
-        Vector acc = load(sums + i);
-        for (int64_t j = 0; j < count; ++j) acc += load(rows[j] + i) * weights[j];
-        store(sums + i, acc);
+// The sums that fit the registers beside what is multiplied.
+constexpr int kSums = kTileRows * kTileVectors;
+
+// sums[r] += x[r][k] * row_of(k) over k, for kVectors vectors of a row.
+template <int kRows, int kVectors, class RowOf>
+inline __attribute__((always_inline)) void multiply(const float* x, int64_t ldx, int64_t depth,
+                                                    RowOf row_of, float* sums, int64_t stride) {
+    Vector acc[kRows][kVectors];
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) acc[r][v] = load(sums + r * stride + v * kLanes);
+    for (int64_t k = 0; k < depth; ++k) {
+        const float* row = row_of(k);
+        Vector w[kVectors];
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) w[v] = load(row + v * kLanes);
+#pragma GCC unroll 16
+        for (int r = 0; r < kRows; ++r) {
+            const float a = x[r * ldx + k];
+#pragma GCC unroll 8
+            for (int v = 0; v < kVectors; ++v) acc[r][v] += w[v] * a;
+        }
     }
-    for (; i < width; ++i)
-        for (int64_t j = 0; j < count; ++j) sums[i] += rows[j][i] * weights[j];
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) store(sums + r * stride + v * kLanes, acc[r][v]);
 }
+
+// The same for rows of any width.
+template <int kRows, class RowOf>
+void multiply_rows(const float* x, int64_t ldx, int64_t depth, RowOf row_of, float* sums,
+                   int64_t stride, int64_t width) {
+    constexpr int kFit = kSums / kRows;
+    constexpr int kVectors = kFit >= 8 ? 8 : kFit >= 4 ? 4 : kFit >= 2 ? 2 : 1;
+    int64_t c = 0;
+    auto from = [&](int64_t k) { return row_of(k) + c; };
+    for (; c + kVectors * kLanes <= width; c += kVectors * kLanes)
+        multiply<kRows, kVectors>(x, ldx, depth, from, sums + c, stride);
+    for (; c + kLanes <= width; c += kLanes)
+        multiply<kRows, 1>(x, ldx, depth, from, sums + c, stride);
+    for (int64_t r = 0; r < kRows; ++r)
+        for (int64_t i = c; i < width; ++i) {
+            float total = sums[r * stride + i];
+            for (int64_t k = 0; k < depth; ++k) total += x[r * ldx + k] * row_of(k)[i];
+            sums[r * stride + i] = total;
+        }
+}
+
+// Call `action(std::integral_constant<int, rows>)` for a number of rows that is not constant.
+template <int kMost, class Action>
+void with_rows(int64_t rows, Action action) {
+    if constexpr (kMost > 1)
+        if (rows < kMost) return with_rows<kMost - 1>(rows, action);
+    action(std::integral_constant<int, kMost>());
+}
+
+// Lay 8 keys side by side: to[d][0 .. 7] = keys[0 .. 7][d].
+inline void transpose(const float* const* keys, float* to, int64_t width) {
+    typedef Eight Loose __attribute__((aligned(4), may_alias));
+    int64_t d = 0;
+    for (; d + 8 <= width; d += 8) {
+        Eight in[8], pairs[8], fours[8];
+#pragma GCC unroll 8
+        for (int j = 0; j < 8; ++j) in[j] = *reinterpret_cast<const Loose*>(keys[j] + d);
+#pragma GCC unroll 4
+        for (int j = 0; j < 8; j += 2) {
+            pairs[j] = __builtin_shufflevector(in[j], in[j + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+            pairs[j + 1] = __builtin_shufflevector(in[j], in[j + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+        }
+#pragma GCC unroll 4
+        for (int j = 0; j < 8; j += 4)
+#pragma GCC unroll 2
+            for (int i = 0; i < 2; ++i) {
+                const Eight a = pairs[j + i], b = pairs[j + i + 2];
+                fours[j + 2 * i] = __builtin_shufflevector(a, b, 0, 1, 8, 9, 4, 5, 12, 13);
+                fours[j + 2 * i + 1] = __builtin_shufflevector(a, b, 2, 3, 10, 11, 6, 7, 14, 15);
+            }
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+            const Eight a = fours[i], b = fours[i + 4];
+            float* out = to + (d + i) * kPiece;
+            *reinterpret_cast<Loose*>(out) =
+                __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11);
+            *reinterpret_cast<Loose*>(out + 4 * kPiece) =
+                __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15);
+        }
+    }
+    for (; d < width; ++d)
+        for (int j = 0; j < 8; ++j) to[d * kPiece + j] = keys[j][d];
+}
+
+// A query head's running softmax.
+struct Softmax {
+    float highest = kLowest;
+    float total = 0.0f;
+};
 
 void scale(float* sums, float factor, int64_t width) {
     for (int64_t i = 0; i < width; ++i) sums[i] *= factor;
 }
 
-// One query head's running softmax.
-struct Running {
-    float highest = -std::numeric_limits<float>::infinity();
-    float total = 0.0f;
-};
-
-// Weigh one piece of keys into a query head's sums. `begin` and `end` are positions it may see.
-void take_piece(const Attention& a, const float* query, const float* const* keys,
-                const float* const* values, int64_t count, Running& state, float* sums) {
-    float weights[kPiece];
-    float highest = state.highest;
-    for (int64_t j = 0; j < count; ++j) {
-        float score = dot(query, keys[j], a.key_dim) * a.scaling;
-        if (a.softcap > 0.0f) score = a.softcap * std::tanh(score / a.softcap);
-        weights[j] = score;
-        highest = std::max(highest, score);
-    }
-    for (int64_t j = count; j < kPiece; ++j) weights[j] = -std::numeric_limits<float>::infinity();
-    if (highest > state.highest) {
-        const float keep = std::exp(state.highest - highest);
-        state.total *= keep;
-        scale(sums, keep, a.value_dim);
-        state.highest = highest;
-    }
-    for (int64_t j = 0; j < kPiece; j += kLanes)
-        store(weights + j, exp(load(weights + j) - highest));
-    for (int64_t j = 0; j < count; ++j) state.total += weights[j];
-    add_weighted(sums, values, weights, count, a.value_dim);
+// c tanh(x / c)
+inline Vector cap(Vector x, float c) {
+    return c - 2.0f * c / (exp(x * (2.0f / c)) + 1.0f);
 }
 
-// All queries of an item, for the heads that share one key head.
-void attend_item(const Attention& a, const Item& item, int64_t kv_head) {
-    const int64_t group = a.heads / a.kv_heads;
-    const int64_t last = item.first_position + item.num_rows - 1;
-    const int64_t first_seen =
-        a.window > 0 ? std::max<int64_t>(0, item.first_position - a.window + 1) : 0;
-    const int32_t* table = a.block_table + item.request * a.table_width;
-    std::vector<Running> states(item.num_rows * group);
-    auto out_of = [&](int64_t row, int64_t g) {
-        return a.out + ((item.first_row + row) * a.heads + kv_head * group + g) * a.value_dim;
-    };
-    for (int64_t row = 0; row < item.num_rows; ++row)
-        std::fill_n(out_of(row, 0), group * a.value_dim, 0.0f);
-    const float* keys[kPiece];
-    const float* values[kPiece];
-    for (int64_t piece = first_seen / kPiece * kPiece; piece <= last; piece += kPiece) {
-        for (int64_t j = 0; j < kPiece && piece + j <= last; ++j) {
-            const int64_t p = piece + j;
-            const int64_t slot = int64_t(table[p / a.page_size]) * a.page_size + p % a.page_size;
-            keys[j] = a.keys + (slot * a.kv_heads + kv_head) * a.key_dim;
-            values[j] = a.values + (slot * a.kv_heads + kv_head) * a.value_dim;
+// Make a piece's scores weights: those of keys [low, high), which are seen, and 0 for the others.
+// `sums`, weighted so far, are scaled where a score is the highest yet.
+void weigh(float* scores, int64_t low, int64_t high, float softcap, Softmax& state, float* sums,
+           int64_t width) {
+    constexpr int kVectors = kPiece / kLanes;
+    Integers index;
+    for (int i = 0; i < kLanes; ++i) index[i] = i;
+    Vector x[kVectors];
+    Integers seen[kVectors];
+    Vector top = splat(kLowest);
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+        x[v] = load(scores + v * kLanes);
+        if (softcap > 0.0f) x[v] = cap(x[v], softcap);
+        const Integers at = index + v * kLanes;
+        seen[v] = (at >= int32_t(low)) & (at < int32_t(high));
+        x[v] = seen[v] ? x[v] : splat(kLowest);
+        top = x[v] > top ? x[v] : top;
+    }
+    const float highest = std::max(state.highest, max(top));
+    if (highest > state.highest) {
+        if (state.total > 0.0f) {
+            const float keep = std::exp(state.highest - highest);
+            state.total *= keep;
+            scale(sums, keep, width);
         }
-        for (int64_t row = 0; row < item.num_rows; ++row) {
-            const int64_t position = item.first_position + row;
-            const int64_t low = a.window > 0 ? std::max(piece, position - a.window + 1) : piece;
-            const int64_t high = std::min(piece + kPiece, position + 1);
-            if (low >= high) continue;
-            for (int64_t g = 0; g < group; ++g) {
-                const int64_t head = kv_head * group + g;
-                const float* query =
-                    a.query + ((item.first_row + row) * a.heads + head) * a.key_dim;
-                take_piece(a, query, keys + (low - piece), values + (low - piece), high - low,
-                           states[row * group + g], out_of(row, g));
+        state.highest = highest;
+    }
+    Vector total{};
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+        const Vector weight = exp(x[v] - highest);
+        x[v] = seen[v] ? weight : Vector{};
+        total += x[v];
+        store(scores + v * kLanes, x[v]);
+    }
+    state.total += sum(total);
+}
+
+// Add a span's result to those before it. Not inlined: the same instructions wherever it is called.
+__attribute__((noinline)) void add_span(Softmax& all, float* all_sums, const Softmax& span,
+                                        const float* sums, int64_t width) {
+    if (span.total == 0.0f) return;
+    if (all.total == 0.0f) {
+        all = span;
+        std::memcpy(all_sums, sums, width * sizeof(float));
+        return;
+    }
+    const float highest = std::max(all.highest, span.highest);
+    const float old = std::exp(all.highest - highest), fresh = std::exp(span.highest - highest);
+    all = {highest, all.total * old + span.total * fresh};
+    for (int64_t i = 0; i < width; ++i) all_sums[i] = all_sums[i] * old + sums[i] * fresh;
+}
+
+// Bring a query head's sums to the output. A sink is a score that has no value (Xiao et al. 2023).
+__attribute__((noinline)) void finish(const Attention& a, Softmax state, const float* sums,
+                                      int64_t row, int64_t head) {
+    float factor = 1.0f;
+    if (a.sinks) {
+        const float highest = std::max(state.highest, a.sinks[head]);
+        factor = std::exp(state.highest - highest);
+        state.total = state.total * factor + std::exp(a.sinks[head] - highest);
+    }
+    factor /= state.total;
+    float* out = a.out + (row * a.heads + head) * a.value_dim;
+    for (int64_t i = 0; i < a.value_dim; ++i) out[i] = sums[i] * factor;
+}
+
+// The queries of an item, in the heads that share key heads [first_kv, last_kv): for each key head
+// one row for each query and head.
+class Run {
+public:
+    Run(const Attention& attention, const Item& item, int64_t first_kv, int64_t last_kv)
+        : a(attention),
+          item(item),
+          first_kv(first_kv),
+          last_kv(last_kv),
+          group(attention.heads / attention.kv_heads),
+          height(item.num_rows * group),
+          rows(height * (last_kv - first_kv)),
+          memory(new float[rows * (a.key_dim + 2 * a.value_dim) +
+                           kPiece * (a.key_dim + kTileRows)]),
+          queries(memory.get()),
+          sums(queries + rows * a.key_dim),
+          totals(sums + rows * a.value_dim),
+          turned(totals + rows * a.value_dim),
+          scores(turned + kPiece * a.key_dim),
+          states(rows),
+          all(rows) {}
+
+    void run() {
+        for (int64_t row = 0; row < rows; ++row) {
+            const float* from = a.query + (query(row) * a.heads + head(row)) * a.key_dim;
+            for (int64_t i = 0; i < a.key_dim; ++i)
+                queries[row * a.key_dim + i] = from[i] * a.scaling;
+        }
+        for (int64_t span = item.first_span; span < item.last_span; ++span) {
+            std::fill(states.begin(), states.end(), Softmax());
+            std::fill_n(sums, rows * a.value_dim, 0.0f);
+            take_span(span * kSpan);
+            for (int64_t row = 0; row < rows; ++row) {
+                const float* own = sums + row * a.value_dim;
+                if (item.partial < 0)
+                    add_span(all[row], totals + row * a.value_dim, states[row], own, a.value_dim);
+                else
+                    keep(row, own);
             }
         }
+        if (item.partial >= 0) return;
+        for (int64_t row = 0; row < rows; ++row)
+            finish(a, all[row], totals + row * a.value_dim, query(row), head(row));
     }
-    for (int64_t row = 0; row < item.num_rows; ++row)
-        for (int64_t g = 0; g < group; ++g)
-            scale(out_of(row, g), 1.0f / states[row * group + g].total, a.value_dim);
+
+private:
+    int64_t place_in_item(int64_t row) const { return row % height / group; }
+    int64_t query(int64_t row) const { return item.first_row + place_in_item(row); }
+    int64_t head(int64_t row) const { return first_kv * group + row / height * group + row % group; }
+    int64_t position(int64_t row) const { return item.first_position + place_in_item(row); }
+    int64_t first_seen(int64_t position) const {
+        return a.window > 0 ? std::max<int64_t>(0, position - a.window + 1) : 0;
+    }
+
+    void take_span(int64_t begin) {
+        const int64_t last = item.first_position + item.num_rows - 1;
+        const int64_t end = std::min(begin + kSpan, last + 1);
+        const int64_t first = std::max(begin, first_seen(item.first_position));
+        const int64_t start = first / kPiece * kPiece;
+        if (start >= end) return;
+        int64_t slots[kSpan];
+        find_slots(start, first, end, slots);
+        for (int64_t piece = start; piece < end; piece += kPiece)
+            for (int64_t kv = first_kv; kv < last_kv; ++kv)
+                take_piece(kv, piece, slots + piece - start, std::min(kPiece, end - piece),
+                           std::min(kPiece, end - piece - kPiece));
+    }
+
+    // The slot of each position from `start` to the end of the last piece. What does not exist, or
+    // may hold anything, is not seen, and stands for a neighbour.
+    void find_slots(int64_t start, int64_t first, int64_t end, int64_t* slots) const {
+        const int32_t* table = a.block_table + item.request * a.table_width;
+        int64_t page = first / a.page_size, offset = first % a.page_size;
+        for (int64_t p = first; p < end; ++p) {
+            slots[p - start] = table[page] * a.page_size + offset;
+            if (++offset == a.page_size) ++page, offset = 0;
+        }
+        std::fill_n(slots, first - start, slots[first - start]);
+        const int64_t rest = (kPiece - end % kPiece) % kPiece;
+        std::fill_n(slots + end - start, rest, slots[end - start - 1]);
+    }
+
+    const float* key(int64_t slot, int64_t kv) const {
+        return a.keys + (slot * a.kv_heads + kv) * a.key_dim;
+    }
+    const float* value(int64_t slot, int64_t kv) const {
+        return a.values + (slot * a.kv_heads + kv) * a.value_dim;
+    }
+
+    // `count` of a piece's positions exist, and `next` of the piece after it.
+    void take_piece(int64_t kv, int64_t piece, const int64_t* slots, int64_t count, int64_t next) {
+        const float* keys[kPiece];
+        const float* values[kPiece];
+        for (int64_t j = 0; j < kPiece; ++j) {
+            keys[j] = key(slots[j], kv);
+            values[j] = value(slots[j], kv);
+        }
+        for (int64_t j = 0; j < kPiece; j += 8) {
+            if (height <= kRowsToAskAhead)
+                ask_for(kv, slots + kPiece + j, std::min<int64_t>(8, next - j));
+            transpose(keys + j, turned + j, a.key_dim);
+        }
+        const int64_t first = (kv - first_kv) * height, last = first + height;
+        for (int64_t row = first; row < last; row += kTileRows)
+            take_rows(row, std::min<int64_t>(kTileRows, last - row), piece, values, count);
+    }
+
+    void ask_for(int64_t kv, const int64_t* slots, int64_t count) const {
+        for (int64_t j = 0; j < count; ++j) {
+            ask(key(slots[j], kv), a.key_dim);
+            ask(value(slots[j], kv), a.value_dim);
+            // To GCC 12 a function that only asks for memory has no effect, and its call vanishes.
+            asm volatile("");
+        }
+    }
+
+    static void ask(const float* from, int64_t width) {
+        for (int64_t i = 0; i < width; i += 16) __builtin_prefetch(from + i);
+        asm volatile("");
+    }
+
+    // One tile of rows over a piece, of which `count` keys exist.
+    void take_rows(int64_t first, int64_t num_rows, int64_t piece, const float* const* values,
+                   int64_t count) {
+        if (position(first + num_rows - 1) < piece) return;
+        std::fill_n(scores, num_rows * kPiece, 0.0f);
+        with_rows<kTileRows>(num_rows, [&](auto tile) {
+            multiply_rows<tile.value>(
+                queries + first * a.key_dim, a.key_dim, a.key_dim,
+                [&](int64_t d) { return turned + d * kPiece; }, scores, kPiece, kPiece);
+        });
+        for (int64_t r = 0; r < num_rows; ++r) {
+            const int64_t row = first + r, at = position(row);
+            const int64_t low = std::max<int64_t>(0, first_seen(at) - piece);
+            const int64_t high = std::min(kPiece, at - piece + 1);
+            if (low < high)
+                weigh(scores + r * kPiece, low, high, a.softcap, states[row],
+                      sums + row * a.value_dim, a.value_dim);
+            else
+                std::fill_n(scores + r * kPiece, kPiece, 0.0f);
+        }
+        with_rows<kTileRows>(num_rows, [&](auto tile) {
+            multiply_rows<tile.value>(
+                scores, kPiece, count, [&](int64_t j) { return values[j]; },
+                sums + first * a.value_dim, a.value_dim, a.value_dim);
+        });
+    }
+
+    // Write a row's part of a span where `merge_spans` finds it.
+    void keep(int64_t row, const float* own) {
+        float* to = a.partials + ((item.partial + place_in_item(row)) * a.heads + head(row)) *
+                                     (a.value_dim + 2);
+        to[0] = states[row].highest;
+        to[1] = states[row].total;
+        std::memcpy(to + 2, own, a.value_dim * sizeof(float));
+    }
+
+    const Attention& a;
+    const Item& item;
+    const int64_t first_kv, last_kv, group;
+    const int64_t height;  // rows of one key head
+    const int64_t rows;
+    const std::unique_ptr<float[]> memory;
+    float* const queries;  // [rows, D], scaled
+    float* const sums;     // [rows, Dv], of a span
+    float* const totals;   // [rows, Dv], of all spans
+    float* const turned;   // [D, kPiece]
+    float* const scores;   // [kTileRows, kPiece]
+    std::vector<Softmax> states, all;
+};
+
+// Make an item of each span of an item.
+void cut_spans(AttentionWork& work) {
+    std::vector<Item> items;
+    for (const Item& item : work.items) {
+        if (item.last_span == 1) {
+            items.push_back(item);
+            continue;
+        }
+        work.merges.push_back({item.first_row, item.num_rows, work.partial_rows, item.last_span});
+        for (int64_t span = 0; span < item.last_span; ++span) {
+            items.push_back(item);
+            items.back().first_span = span;
+            items.back().last_span = span + 1;
+            items.back().partial = work.partial_rows;
+            work.partial_rows += item.num_rows;
+        }
+    }
+    work.items.swap(items);
 }
 
 }  // namespace
 
-std::vector<Item> slipstream::attention_items(int64_t requests, const int64_t* query_starts,
-                                              const int64_t* context_lengths) {
-    std::vector<Item> items;
+AttentionWork slipstream::attention_work(int64_t requests, const int64_t* query_starts,
+                                         const int64_t* context_lengths, int64_t kv_heads,
+                                         int64_t threads) {
+    AttentionWork work;
     for (int64_t r = 0; r < requests; ++r) {
         const int64_t rows = query_starts[r + 1] - query_starts[r];
-        for (int64_t row = 0; row < rows; row += kQueriesPerItem)
-            items.push_back({r, query_starts[r] + row, std::min(kQueriesPerItem, rows - row),
-                             context_lengths[r] - rows + row});
+        for (int64_t row = 0; row < rows; row += kQueriesPerItem) {
+            const int64_t height = std::min(kQueriesPerItem, rows - row);
+            const int64_t position = context_lengths[r] - rows + row;
+            work.items.push_back({r, query_starts[r] + row, height, position, 0,
+                                  (position + height - 1) / kSpan + 1, -1});
+        }
     }
-    return items;
+    const int64_t enough = threads == 1 ? 1 : 4 * threads;
+    // Few long items would leave threads without work, or with the longest one alone.
+    if (int64_t(work.items.size()) * kv_heads < enough) cut_spans(work);
+    // What lies side by side in the cache is best read together.
+    while (work.shares < kv_heads && int64_t(work.items.size()) * work.shares < enough)
+        ++work.shares;
+    return work;
 }
 
-void slipstream::attend_to(const Attention& a, const Item& item, int64_t kv_head) {
-    attend_item(a, item, kv_head);
+void slipstream::attend_to(const Attention& a, const AttentionWork& work, int64_t unit) {
+    const Item& item = work.items[unit / work.shares];
+    const int64_t share = unit % work.shares;
+    Run(a, item, a.kv_heads * share / work.shares, a.kv_heads * (share + 1) / work.shares).run();
+}
+
+void slipstream::merge_spans(const Attention& a, const Merge& merge, int64_t head) {
+    const int64_t width = a.value_dim;
+    const std::unique_ptr<float[]> sums(new float[width]);
+    for (int64_t row = 0; row < merge.num_rows; ++row) {
+        Softmax all;
+        for (int64_t span = 0; span < merge.count; ++span) {
+            const int64_t partial = merge.partial + span * merge.num_rows + row;
+            const float* from = a.partials + (partial * a.heads + head) * (width + 2);
+            add_span(all, sums.get(), {from[0], from[1]}, from + 2, width);
+        }
+        finish(a, all, sums.get(), merge.first_row + row, head);
+    }
 }
 
 extern "C" {
@@ -142,15 +447,26 @@ extern "C" {
 // sizes: requests, table_width, page_size, heads, kv_heads, key_dim, value_dim, window, threads.
 void paged_attention(const float* query, const float* keys, const float* values, float* out,
                      const int32_t* block_table, const int64_t* query_starts,
-                     const int64_t* context_lengths, const int64_t* sizes, float scaling,
-                     float softcap) {
-    const int64_t requests = sizes[0], kv_heads = sizes[4], threads = sizes[8];
-    const Attention a{query,    keys,     values,   out,      block_table, sizes[1], sizes[2],
-                      sizes[3], kv_heads, sizes[5], sizes[6], scaling,     softcap,  sizes[7]};
-    const std::vector<Item> items = attention_items(requests, query_starts, context_lengths);
-    const int64_t work = int64_t(items.size()) * kv_heads;
-#pragma omp parallel for schedule(dynamic) num_threads(threads) if (work > 1)
-    for (int64_t index = 0; index < work; ++index)
-        attend_item(a, items[index / kv_heads], index % kv_heads);
+                     const int64_t* context_lengths, const float* sinks, const int64_t* sizes,
+                     float scaling, float softcap) {
+    const int64_t requests = sizes[0], heads = sizes[3], kv_heads = sizes[4], threads = sizes[8];
+    const AttentionWork work =
+        attention_work(requests, query_starts, context_lengths, kv_heads, threads);
+    const std::unique_ptr<float[]> partials(
+        new float[work.partial_rows * heads * (sizes[6] + 2)]);
+    const Attention a{query,    keys,     values,  out,     block_table, sizes[1], sizes[2],
+                      heads,    kv_heads, sizes[5], sizes[6], scaling,   softcap,  sizes[7],
+                      sinks,    partials.get()};
+    const int64_t units = work.num_units();
+    const int64_t merges = int64_t(work.merges.size()) * heads;
+#pragma omp parallel num_threads(threads) if (units > 1)
+    {
+#pragma omp for schedule(dynamic)
+        for (int64_t unit = 0; unit < units; ++unit)
+            attend_to(a, work, unit);
+#pragma omp for schedule(dynamic)
+        for (int64_t unit = 0; unit < merges; ++unit)
+            merge_spans(a, work.merges[unit / heads], unit % heads);
+    }
 }
 }

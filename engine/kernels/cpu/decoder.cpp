@@ -65,7 +65,12 @@ struct Buffers {
     float* gate_up;    // [rows, 2 intermediate]
     float* activated;  // [rows, intermediate]
     float* normed;     // [threads, rows of a tile, hidden]
+    float* partials;   // [partial rows, heads, head_dim + 2]
 };
+
+AttentionWork attention_of(const Step& s) {
+    return attention_work(s.requests, s.query_starts, s.context_lengths, s.kv_heads, s.threads);
+}
 
 int64_t widest_input(const Step& s) {
     return std::max({s.hidden, s.heads * s.head_dim, s.intermediate});
@@ -78,7 +83,7 @@ int64_t packed_size(int64_t rows, int64_t depth) {
     return std::max(rows * depth, (amx_packed_bytes(rows, depth) + 3) / 4);
 }
 
-int64_t lay_out(const Step& s, float* base, Buffers& b) {
+int64_t lay_out(const Step& s, const AttentionWork& work, float* base, Buffers& b) {
     const int64_t query_width = s.heads * s.head_dim;
     float* at = base;
     auto take = [&](int64_t count) {
@@ -95,13 +100,14 @@ int64_t lay_out(const Step& s, float* base, Buffers& b) {
     b.gate_up = take(s.rows * 2 * s.intermediate);
     b.activated = take(s.rows * s.intermediate);
     b.normed = take(s.threads * kMaxTileRows * s.hidden);
+    b.partials = take(work.partial_rows * s.heads * (s.head_dim + 2));
     return at - base;
 }
 
 class Run {
 public:
-    Run(const Step& step, const Buffers& buffers, const std::vector<Item>& items, Member member)
-        : s(step), b(buffers), items(items), me(member) {}
+    Run(const Step& step, const Buffers& buffers, const AttentionWork& work, Member member)
+        : s(step), b(buffers), work(work), me(member) {}
 
     void layer(const Layer& layer, std::atomic<int64_t>& next_item) {
         linear(layer.qkv, pack_normed(layer.qkv, layer.attention_norm, layer.attention_epsilon),
@@ -204,13 +210,18 @@ private:
 
     // Requests differ in length, so whoever is free takes the next piece.
     void attend(const Layer& layer, std::atomic<int64_t>& next_item) {
-        const Attention a{b.queries,      layer.keys,  layer.values,         b.attended,
-                          s.block_table,  s.table_width, s.page_size,        s.heads,
-                          s.kv_heads,     s.head_dim,  s.head_dim,           float(layer.scaling),
-                          float(layer.softcap), layer.window};
-        const int64_t work = int64_t(items.size()) * s.kv_heads;
-        for (int64_t unit; (unit = next_item.fetch_add(1, std::memory_order_relaxed)) < work;)
-            attend_to(a, items[unit / s.kv_heads], unit % s.kv_heads);
+        const Attention a{b.queries,   layer.keys,    layer.values, b.attended,
+                          s.block_table, s.table_width, s.page_size,  s.heads,
+                          s.kv_heads,  s.head_dim,    s.head_dim,   float(layer.scaling),
+                          float(layer.softcap), layer.window, nullptr, b.partials};
+        const int64_t units = work.num_units();
+        for (int64_t unit; (unit = next_item.fetch_add(1, std::memory_order_relaxed)) < units;)
+            attend_to(a, work, unit);
+        me.barrier.wait();
+        if (work.merges.empty()) return;
+        const int64_t merges = int64_t(work.merges.size()) * s.heads;
+        for (int64_t unit = me.begin(merges); unit < me.end(merges); ++unit)
+            merge_spans(a, work.merges[unit / s.heads], unit % s.heads);
         me.barrier.wait();
     }
 
@@ -227,7 +238,7 @@ private:
 
     const Step& s;
     const Buffers& b;
-    const std::vector<Item>& items;
+    const AttentionWork& work;
     Member me;
 };
 
@@ -238,15 +249,14 @@ extern "C" {
 // How many floats a step's workspace must hold.
 int64_t decoder_workspace(const Step* step) {
     Buffers buffers;
-    return lay_out(*step, nullptr, buffers);
+    return lay_out(*step, attention_of(*step), nullptr, buffers);
 }
 
 void run_decoder(const Step* step) {
     const Step& s = *step;
+    const AttentionWork work = attention_of(s);
     Buffers buffers;
-    lay_out(s, s.workspace, buffers);
-    const std::vector<Item> items =
-        attention_items(s.requests, s.query_starts, s.context_lengths);
+    lay_out(s, work, s.workspace, buffers);
     std::vector<std::atomic<int64_t>> next_items(s.num_layers);
     for (auto& next : next_items) next.store(0, std::memory_order_relaxed);
 #ifdef _OPENMP
@@ -256,13 +266,13 @@ void run_decoder(const Step* step) {
     {
 #pragma omp single
         barrier = new Barrier(omp_get_num_threads());
-        Run run(s, buffers, items, {omp_get_thread_num(), omp_get_num_threads(), *barrier});
+        Run run(s, buffers, work, {omp_get_thread_num(), omp_get_num_threads(), *barrier});
         for (int64_t i = 0; i < s.num_layers; ++i) run.layer(s.layers[i], next_items[i]);
     }
     delete barrier;
 #else
     Barrier barrier(1);
-    Run run(s, buffers, items, {0, 1, barrier});
+    Run run(s, buffers, work, {0, 1, barrier});
     for (int64_t i = 0; i < s.num_layers; ++i) run.layer(s.layers[i], next_items[i]);
 #endif
 }

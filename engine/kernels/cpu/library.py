@@ -30,7 +30,7 @@ _ARGUMENTS: dict[str, list[type]] = {
         _POINTER, _INTEGER, _POINTER, _POINTER, _INTEGER, _POINTER, _INTEGER, _INTEGER, _INTEGER,
         _INTEGER,
     ],
-    "paged_attention": [*[_POINTER] * 8, _FLOAT, _FLOAT],
+    "paged_attention": [*[_POINTER] * 9, _FLOAT, _FLOAT],
     "decoder_workspace": [_POINTER],
     "run_decoder": [_POINTER],
 }  # fmt: skip

@@ -2,6 +2,7 @@
 // them. The compiler's own vector types: one source for AVX-512, AVX2, NEON and anything else.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -25,7 +26,20 @@ inline float sum(Four v) { return (v[0] + v[2]) + (v[1] + v[3]); }
 inline float sum(Eight v) {
     return sum(__builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 4, 5, 6, 7));
 }
+inline float max(Four v) {
+    return std::max(std::max(v[0], v[2]), std::max(v[1], v[3]));
+}
+inline float max(Eight v) {
+    const Four low = __builtin_shufflevector(v, v, 0, 1, 2, 3);
+    const Four high = __builtin_shufflevector(v, v, 4, 5, 6, 7);
+    return max(low > high ? low : high);
+}
 #if VECTOR_FLOATS == 16
+inline float max(Vector v) {
+    const Eight low = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7);
+    const Eight high = __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+    return max(low > high ? low : high);
+}
 inline float sum(Vector v) {
     return sum(__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
                __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15));

@@ -1,5 +1,6 @@
 """Our own attention kernel equals the formula, and a query's numbers depend on nothing else."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -65,19 +66,34 @@ def test_any_step(requests, page_size, window, softcap, seed):
     check(step, options, open_library(path))
 
 
-@pytest.mark.parametrize("name", ["full", "window of 9", "softcap"])
+@pytest.mark.parametrize("name", ["full", "window of 9", "softcap", "sinks"])
 def test_a_query_has_the_same_numbers_however_its_prompt_is_cut(library, name):
     """Bit for bit: as one chunk, and as its last tokens alone."""
     shape = Shape(key_dim=20, value_dim=20)
     whole = make_step([(0, 100)], shape, 8, scattered=True)
-    expected = whole.attend(CpuBackend(8, library), OPTIONS[name])
-    for length in (1, 3, 8, 37, 99):
+    check_parts(whole, OPTIONS[name], library, (1, 3, 8, 37, 99))
+
+
+@pytest.mark.parametrize("window", [None, 300, 700])
+def test_a_long_prompt_has_the_same_numbers_whoever_computes_its_spans(library, window):
+    """As a whole one thread takes all spans of a query; the last few queries' are shared out."""
+    whole = make_step([(0, 1300)], Shape(num_heads=4), 8, scattered=True)
+    options = AttentionOptions(SCALING, sliding_window=window)
+    check(whole, options, library)
+    check_parts(whole, options, library, (1, 5, 16, 17, 600))
+
+
+def check_parts(whole: Step, options: AttentionOptions, library, lengths: Sequence[int]) -> None:
+    """Compare the last queries of a step of one request with what they are in the step."""
+    size = whole.page_size
+    expected = whole.attend(CpuBackend(size, library), options)
+    for length in lengths:
         part = replace(
             whole,
             query=whole.query[-length:].contiguous(),
             inputs=replace(whole.inputs, query_starts=[0, length]),
         )
-        assert torch.equal(part.attend(CpuBackend(8, library), OPTIONS[name]), expected[-length:])
+        assert torch.equal(part.attend(CpuBackend(size, library), options), expected[-length:])
 
 
 def test_numbers_that_are_not_finite_stay_in_their_row(library):

@@ -43,7 +43,7 @@ from benchmarks.tasks import (
     random_prompts,
 )
 from server.environment import cache_folder
-from server.model_store import find_model
+from server.model_store import StoredModel, find_model
 from server.settings import ModelSettings
 
 Contender = Callable[[Prompts, int], int]
@@ -156,7 +156,11 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--prompt-tokens", type=int, default=128, metavar="N")
     parser.add_argument("--new-tokens", type=int, default=64, metavar="N")
     parser.add_argument(
-        "--weights", nargs="+", default=["fp32"], metavar="FORMAT", help="of ours; one row each"
+        "--weights",
+        nargs="+",
+        default=["fp32"],
+        metavar="FORMAT[+int8]",
+        help="of ours; one row each. +int8: with activations of 8 bits",
     )
     parser.add_argument(
         "--speculation", type=int, nargs="+", default=[], metavar="N",
@@ -171,6 +175,12 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def load(stored: StoredModel, name: str) -> engine.PagedModel:
+    """Return the model in a format such as "int4", or "int4+int8" with activations of 8 bits."""
+    weights, _, activations = name.partition("+")
+    return engine.load(stored.source, weights=weights, activations=activations or "fp32")
+
+
 def main(arguments: Sequence[str]) -> None:
     """Measure and print."""
     options = parse_arguments(arguments)
@@ -178,7 +188,7 @@ def main(arguments: Sequence[str]) -> None:
         torch.set_num_threads(options.threads)
     transformers_logging.set_verbosity_error()
     stored = find_model(ModelSettings(path=options.model), cache_folder())
-    models = {weights: engine.load(stored.source, weights=weights) for weights in options.weights}
+    models = {name: load(stored, name) for name in options.weights}
     # Transformers computes with the float32 weights of the file, whatever ours are stored as.
     hf_model = engine.load(stored.source, weights="fp32").hf_model
     # Nothing ends early: every contender makes exactly as many tokens.

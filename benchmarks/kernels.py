@@ -57,6 +57,8 @@ FORMATS = {
     "int8-rows": Format.INT8_ROWS,
     "int8": Format.INT8,
     "int4": Format.INT4,
+    "w8a8": Format.W8A8,
+    "w4a8": Format.W4A8,
 }
 ROWS = (1, 4, 8, 32, 256)
 SQUARE = 2048

@@ -12,7 +12,7 @@ reads from their beginning. Each format is compared with the same model in float
 
 Where a model's own weights have 4 bits already, as the default model's, rounding them to the same
 groups of 32 loses next to nothing. "int4 shifted" rounds with groups that begin 16 columns further:
-what 4 bits cost a model whose weights were not made for them.
+what 4 bits cost a model whose weights were not made for them. "+int8": with activations of 8 bits.
 """
 
 import argparse
@@ -95,7 +95,10 @@ def log_probabilities(model: PreTrainedModel, window: torch.Tensor) -> torch.Ten
 def load(stored: StoredModel, weights: str) -> PreTrainedModel:
     """Return the model in a format."""
     if weights != SHIFTED:
-        return engine.load(stored.source, weights=weights).hf_model
+        weights, _, activations = weights.partition("+")
+        return engine.load(
+            stored.source, weights=weights, activations=activations or "fp32"
+        ).hf_model
     model = engine.load(stored.source, weights="fp32").hf_model
     head = model.get_output_embeddings()
     for module in model.modules():
@@ -124,7 +127,8 @@ def main(arguments: Sequence[str]) -> None:
     stored = find_model(ModelSettings(path=options.model), cache_folder())
     windows, digest = read_windows(stored, options.tokens)
     models = {}
-    for weights in ("fp32", "auto", *FORMATS, SHIFTED):
+    rounded = [f"{weights}+int8" for weights in ("auto", "int8", "int4")]
+    for weights in ("fp32", "auto", *FORMATS, *rounded, SHIFTED):
         try:
             models[weights] = load(stored, weights)
         except engine.UnsupportedConfigError as error:

@@ -110,8 +110,6 @@ def _add_serve_options(parser: argparse.ArgumentParser) -> None:
         help="a local folder, a GGUF file or a hub name; without it, the default model (135M "
         "parameters, fetched once)",
     )
-    parser.add_argument("--host", help="address to listen on (127.0.0.1; 0.0.0.0 for all)")
-    parser.add_argument("--port", help="port to listen on (8000; 0 takes a free one)")
     parser.add_argument(
         "--served-name",
         action="append",
@@ -124,6 +122,19 @@ def _add_serve_options(parser: argparse.ArgumentParser) -> None:
         help=f"what weights are stored as on a CPU: {', '.join(WEIGHTS)}; auto is bf16 where that "
         "loses nothing, bf16x3 needs a processor with a tile unit",
     )
+    parser.add_argument(
+        "--activations",
+        metavar="FORMAT",
+        help="what weights of 8 and 4 bits are multiplied with on a CPU: fp32, or int8, which is "
+        "two to four times as fast",
+    )
+    _add_network_options(parser)
+    _add_settings_options(parser)
+
+
+def _add_network_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--host", help="address to listen on (127.0.0.1; 0.0.0.0 for all)")
+    parser.add_argument("--port", help="port to listen on (8000; 0 takes a free one)")
     parser.add_argument("--api-keys-file", metavar="FILE", help="keys of clients, one in a line")
     parser.add_argument("--admin-keys-file", metavar="FILE", help="keys of /admin, one in a line")
     parser.add_argument(
@@ -137,7 +148,6 @@ def _add_serve_options(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="how long running streams may finish after SIGTERM (30)",
     )
-    _add_settings_options(parser)
 
 
 def _add_settings_options(parser: argparse.ArgumentParser) -> None:
@@ -191,6 +201,7 @@ def _named_overrides(options: argparse.Namespace) -> list[str]:
         "model.path": "model",
         "model.served_names": "served_name",
         "model.weights": "weights",
+        "model.activations": "activations",
         "server.host": "host",
         "security.api_keys_file": "api_keys_file",
         "security.admin_keys_file": "admin_keys_file",

@@ -160,6 +160,7 @@ def _load(settings: Settings, stored: StoredModel) -> PagedModel:
             device=settings.model.device,
             max_model_tokens=settings.model.max_model_tokens or None,
             weights=settings.model.weights,
+            activations=settings.model.activations,
         )
     except EngineError:
         raise

@@ -8,6 +8,7 @@ from typing import Any, TypeVar, get_args, get_origin
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 WEIGHTS = ("auto", "fp32", "bf16x3", "bf16", "int8", "int4")
+ACTIVATIONS = ("fp32", "int8")
 TOOL_PARSERS = (
     "auto",
     "hermes",

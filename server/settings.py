@@ -13,6 +13,7 @@ from typing import Any
 
 from server.keys import KeyRing
 from server.setting_values import (
+    ACTIVATIONS,
     DEVICE_PATTERN,
     DTYPES,
     ENGINE_FAILURE_POLICIES,
@@ -47,6 +48,8 @@ class ModelSettings:
         weights: What linear layers and embedding are stored as on a CPU: "fp32" (as loaded),
             "bf16x3" (needs a processor with a tile unit), "bf16", "int8" or "int4"; auto is bf16 if
             that loses nothing, else as loaded.
+        activations: What weights of 8 and 4 bits are multiplied with on a CPU: "fp32", or "int8",
+            which is faster and nearly as exact; see docs/quantisation.md.
         device: "auto", "cpu", "cuda" or "cuda:N".
         chat_template: File with a chat template that replaces the tokenizer's own.
         allow_auto_map: Serve a model whose config names code of its own, with transformers' code
@@ -63,6 +66,7 @@ class ModelSettings:
     revision: str = ""
     dtype: str = "auto"
     weights: str = "auto"
+    activations: str = "fp32"
     device: str = "auto"
     chat_template: str = ""
     allow_auto_map: bool = False
@@ -313,6 +317,7 @@ def _validate(settings: Settings) -> None:
     model, server, telemetry = settings.model, settings.server, settings.telemetry
     check_choice("model.dtype", model.dtype, DTYPES)
     check_choice("model.weights", model.weights, WEIGHTS)
+    check_choice("model.activations", model.activations, ACTIVATIONS)
     check_choice("model.sampling_defaults", model.sampling_defaults, SAMPLING_DEFAULTS)
     check_choice("model.pooling", model.pooling, POOLINGS)
     check_choice("server.http_parser", server.http_parser, HTTP_PARSERS)

@@ -178,7 +178,7 @@ def build_state(settings: Settings, model: Any, manager: Manager, tokenizer: Any
         setting=GenerationSetting(client, vocabulary, limits, GrammarCompiler(vocabulary)),
         formats=_model_formats(server, tokenizer, encoder, vocabulary),
         served_names=names,
-        fingerprint=_fingerprint(names[0], settings.model.revision, model),
+        fingerprint=_fingerprint(names[0], settings.model, model),
         responses=ResponseStore(
             max_responses=server.max_stored_responses, max_bytes=server.max_stored_bytes
         ),
@@ -221,9 +221,10 @@ def served_names(settings: ModelSettings) -> tuple[str, ...]:
     return (path.resolve().name if path.exists() else settings.path,)
 
 
-def _fingerprint(name: str, revision: str, model: Any) -> str:
+def _fingerprint(name: str, settings: ModelSettings, model: Any) -> str:
     """Return a short name for what determines the answers."""
-    parts = (name, revision, str(getattr(model, "dtype", "")), VERSION)
+    numbers = (str(getattr(model, "dtype", "")), settings.weights, settings.activations)
+    parts = (name, settings.revision, *numbers, VERSION)
     return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 

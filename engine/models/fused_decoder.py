@@ -24,11 +24,10 @@ from engine.kernels.cpu.decoder import CachedStep, Decoder, DecoderLayer
 from engine.kernels.cpu.library import load_library
 from engine.models.fused_layers import FusedAttention, FusedMLP, FusedNorm
 from engine.models.replacement import Forward, Replacement, in_place
+from engine.models.tolerance import tolerance_of
 
 SwitchAttention = Callable[[StepAttention], AbstractContextManager[None]]
 
-# As in `fusion`: sums of the same numbers in another order.
-TOLERANCE = 1e-4
 # The check's prompts, in tokens, and its pages, so that more than one page is read.
 CHECK_LENGTHS = (6, 3)
 CHECK_PAGE_SIZE = 4
@@ -255,7 +254,7 @@ def _agrees(decoder: FusedDecoder, switch_attention: SwitchAttention) -> bool:
         ours = decoder.build()(inputs.input_ids, inputs.position_ids).last_hidden_state
     assert own is not None
     scale = max(1.0, float(own.abs().max()))
-    return bool((own - ours).abs().max() <= TOLERANCE * scale)
+    return bool((own - ours).abs().max() <= tolerance_of(decoder.module) * scale)
 
 
 def _check_step(decoder: FusedDecoder) -> tuple[BatchInputs, PagedAttention]:

@@ -21,6 +21,7 @@ from engine.models.fused_layers import FusedAttention, FusedMLP, FusedNorm, Sing
 from engine.models.joined_linears import AnyLinear
 from engine.models.quantized_modules import QuantizedLinear
 from engine.models.replacement import Replacement, is_plain_module
+from engine.models.tolerance import tolerance_of
 
 logger = logging.getLogger(__name__)
 
@@ -29,8 +30,6 @@ SwitchAttention = Callable[[StepAttention], AbstractContextManager[None]]
 # The packed copies may take this share of the free memory; a model too large for that keeps its
 # own matrix products and leaves the memory to the cache.
 MAX_MEMORY_SHARE = 0.25
-# Sums of the same numbers in another order; wrong structure is off by far more.
-TOLERANCE = 1e-4
 CHECK_TOKENS = 5
 # Inputs of the size that is usual after a norm, and so large that whatever limits values shows.
 CHECK_MAGNITUDES = (1.0, 100.0)
@@ -190,7 +189,7 @@ def _agrees_on(
             candidate.take_away()
         if own.shape == ours.shape:
             scale = max(1.0, float(own.abs().max()))
-            return bool((own - ours).abs().max() <= TOLERANCE * scale)
+            return bool((own - ours).abs().max() <= tolerance_of(candidate.module) * scale)
     return False
 
 

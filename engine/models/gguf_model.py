@@ -39,12 +39,13 @@ def find_gguf(path: str | Path) -> Path | None:
     return files[0] if len(files) == 1 else None
 
 
-def load_gguf_model(path: Path, *, keep_packed: bool) -> PreTrainedModel:
+def load_gguf_model(path: Path, *, keep_packed: bool, activations: str = "fp32") -> PreTrainedModel:
     """Load the weights of a causal language model.
 
     Args:
         path: The file.
         keep_packed: Keep blocks packed as far as there are kernels; else all becomes float32.
+        activations: What packed blocks are multiplied with: "fp32" or "int8".
 
     Raises:
         OSError: The file cannot be read.
@@ -56,7 +57,7 @@ def load_gguf_model(path: Path, *, keep_packed: bool) -> PreTrainedModel:
         model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, dtype=torch.float32
         )
-    _Filler(file, model, keep_packed=keep_packed).fill()
+    _Filler(file, model, keep_packed=keep_packed, activations=activations).fill()
     model.generation_config.pad_token_id = config.pad_token_id
     return model
 
@@ -64,10 +65,13 @@ def load_gguf_model(path: Path, *, keep_packed: bool) -> PreTrainedModel:
 class _Filler:
     """Brings each tensor of a file to its place in a model."""
 
-    def __init__(self, file: GGUFFile, model: PreTrainedModel, *, keep_packed: bool) -> None:
+    def __init__(
+        self, file: GGUFFile, model: PreTrainedModel, *, keep_packed: bool, activations: str
+    ) -> None:
         self._file = file
         self._model = model
         self._keep_packed = keep_packed and load_library() is not None
+        self._activations = activations
         self._is_tied = bool(model.config.tie_word_embeddings)
         self._missing = {name for name, _ in model.named_parameters(remove_duplicate=False)}
 
@@ -109,7 +113,9 @@ class _Filler:
         library = load_library()
         if stored is None or library is None:
             return None
-        return (stored if rows is None else stored.select(rows)).pack(library)
+        if rows is not None:
+            stored = stored.select(rows)
+        return stored.for_activations(self._activations).pack(library)
 
     def _put(self, name: str, module: nn.Module, packed: QuantizedWeight) -> None:
         if isinstance(module, nn.Embedding):

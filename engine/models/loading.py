@@ -73,7 +73,12 @@ def load_hf_model(
 
 
 def load_gguf(
-    path: Path, *, dtype: str | torch.dtype, device: str | torch.device, keep_packed: bool
+    path: Path,
+    *,
+    dtype: str | torch.dtype,
+    device: str | torch.device,
+    keep_packed: bool,
+    activations: str = "fp32",
 ) -> PreTrainedModel:
     """Load a GGUF file; on a CPU in float32 its blocks may stay packed.
 
@@ -82,6 +87,7 @@ def load_gguf(
         dtype: As of `load_hf_model`; "auto" is float32 everywhere.
         device: "auto" or anything torch understands.
         keep_packed: Keep blocks where that can be.
+        activations: What packed blocks are multiplied with: "fp32" or "int8".
 
     Raises:
         ValueError: The dtype's name is unknown.
@@ -91,6 +97,6 @@ def load_gguf(
     target = resolve_device(device)
     resolved = torch.float32 if dtype == "auto" else resolve_dtype(dtype, target)
     plain = target.type == "cpu" and resolved == torch.float32
-    model = load_gguf_model(path, keep_packed=keep_packed and plain)
+    model = load_gguf_model(path, keep_packed=keep_packed and plain, activations=activations)
     model.to(device=target, dtype=resolved)  # type: ignore[call-arg]  # transformers wraps an untyped method
     return model

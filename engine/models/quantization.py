@@ -7,10 +7,11 @@ Pure. Rounding is to the nearest code, with nothing learned from data.
     INT8         scale[row, group] * code                       32 of a row are a group, fp16 scales
     INT4         scale[row, group] * code + minimum[row, group] code 0 .. 15
     AMX_BF16     like BF16; AMX_BF16X3 is the sum of two such numbers
+    W8A8, W4A8   INT8 and INT4, for activations that are rounded to 8 bits as well
 """
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.nn import functional
@@ -25,6 +26,8 @@ from engine.kernels.cpu.quantized_linear import (
     pack_int8,
 )
 
+WITH_INT8_ACTIVATIONS = {Format.INT8: Format.W8A8, Format.INT4: Format.W4A8}
+
 
 @dataclass(frozen=True, slots=True)
 class StoredWeight:
@@ -34,7 +37,7 @@ class StoredWeight:
         format: How it is stored.
         codes: [N, K] bfloat16, int8 or uint8; float32 for AMX_BF16X3.
         scales: [N] float32 or [N, ceil(K / 32)] float16; None for the kinds of bf16.
-        minima: [N, ceil(K / 32)] float16; None for all but INT4.
+        minima: [N, ceil(K / 32)] float16; None for all but INT4 and W4A8.
     """
 
     format: Format
@@ -63,14 +66,26 @@ class StoredWeight:
         if self.scales is None:
             return pack_bf16(library, self.codes)
         if self.minima is None:
-            return pack_int8(library, self.codes, self.scales)
-        return pack_int4(library, self.codes, self.scales, self.minima)
+            return pack_int8(library, self.format, self.codes, self.scales)
+        return pack_int4(library, self.format, self.codes, self.scales, self.minima)
+
+    def for_activations(self, activations: str) -> "StoredWeight":
+        """Return the same weights, to be multiplied with activations of "fp32" or "int8"."""
+        return replace(self, format=format_for(self.format, activations))
 
     def _along_rows(self, numbers: torch.Tensor) -> torch.Tensor:
         """Return one number for each code."""
         if numbers.dim() == 1:
             return numbers[:, None]
         return numbers.float().repeat_interleave(GROUP, dim=1)[:, : self.codes.shape[1]]
+
+
+def format_for(kind: Format, activations: str) -> Format:
+    """Return the format with the same weights for activations of "fp32" or "int8".
+
+    A format that has none for activations of 8 bits is returned as it is.
+    """
+    return WITH_INT8_ACTIVATIONS.get(kind, kind) if activations == "int8" else kind
 
 
 def quantize(weight: torch.Tensor, kind: Format) -> StoredWeight:
@@ -84,7 +99,7 @@ def quantize(weight: torch.Tensor, kind: Format) -> StoredWeight:
         ValueError: A weight is not a finite number, or too large for a float16 scale.
     """
     weight = weight.detach().float()
-    stored = _ROUNDINGS[kind](weight)
+    stored = replace(_ROUNDINGS[kind](weight), format=kind)
     for numbers in (stored.scales, stored.minima):
         if numbers is not None and not numbers.isfinite().all():
             raise ValueError(f"weights up to {float(weight.abs().max()):.3g} have no such form")
@@ -139,6 +154,8 @@ _ROUNDINGS = {
     Format.INT4: _to_int4,
     Format.AMX_BF16: _to_amx_bf16,
     Format.AMX_BF16X3: _to_amx_bf16x3,
+    Format.W8A8: _to_int8,
+    Format.W4A8: _to_int4,
 }
 
 

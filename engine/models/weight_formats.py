@@ -12,7 +12,12 @@ from transformers import PreTrainedModel
 from engine.errors import UnsupportedConfigError, UnsupportedModelError
 from engine.kernels.cpu.library import load_library
 from engine.kernels.cpu.quantized_linear import Format, QuantizedWeight, has_tile_unit
-from engine.models.quantization import is_exact, quantize
+from engine.models.quantization import (
+    WITH_INT8_ACTIVATIONS,
+    format_for,
+    is_exact,
+    quantize,
+)
 from engine.models.quantized_modules import QuantizedEmbedding, QuantizedLinear
 from engine.models.replacement import is_plain_module
 
@@ -25,6 +30,7 @@ FORMATS = {
     "bf16x3": (Format.AMX_BF16X3, Format.AMX_BF16X3),
 }
 WEIGHTS = ("auto", "fp32", *FORMATS)
+ACTIVATIONS = ("fp32", "int8")
 
 
 def check_weights(weights: str) -> None:
@@ -39,7 +45,21 @@ def check_weights(weights: str) -> None:
         )
 
 
-def store_weights(model: PreTrainedModel, weights: str, *, use_kernels: bool) -> None:
+def check_activations(activations: str) -> None:
+    """Refuse a name that is no format of activations.
+
+    Raises:
+        UnsupportedConfigError: It is not one of `ACTIVATIONS`.
+    """
+    if activations not in ACTIVATIONS:
+        raise UnsupportedConfigError(
+            f"activations is {activations!r}; use {', '.join(ACTIVATIONS)}", field="activations"
+        )
+
+
+def store_weights(
+    model: PreTrainedModel, weights: str, *, use_kernels: bool, activations: str = "fp32"
+) -> None:
     """Put packed layers in the place of a model's linear layers and its embedding.
 
     Args:
@@ -47,6 +67,8 @@ def store_weights(model: PreTrainedModel, weights: str, *, use_kernels: bool) ->
         weights: "fp32" changes nothing. "auto" is bf16 for float32 weights on a CPU all of which
             bfloat16 holds exactly, so that nothing is lost of them, and nothing else.
         use_kernels: Whether kernels may be used; packed weights need them.
+        activations: What packed weights of 8 and 4 bits are multiplied with: "fp32", or "int8",
+            which is refused for any other weights.
 
     Raises:
         UnsupportedConfigError: The format cannot be had on this device, with this dtype or without
@@ -55,6 +77,17 @@ def store_weights(model: PreTrainedModel, weights: str, *, use_kernels: bool) ->
             hold.
     """
     check_weights(weights)
+    check_activations(activations)
+    _store(model, weights, activations, use_kernels=use_kernels)
+    if activations == "int8" and not has_int8_activations(model):
+        raise UnsupportedConfigError(
+            f"activations='int8' needs weights of 8 or 4 bits, and weights={weights!r} has none "
+            "here; use weights='int8' or 'int4'",
+            field="activations",
+        )
+
+
+def _store(model: PreTrainedModel, weights: str, activations: str, *, use_kernels: bool) -> None:
     if weights == "fp32" or _is_packed(model):
         return
     reason = _obstacle(model, use_kernels=use_kernels)
@@ -70,7 +103,15 @@ def store_weights(model: PreTrainedModel, weights: str, *, use_kernels: bool) ->
         raise UnsupportedModelError(
             f"{type(model).__name__} has no linear layers to store as {weights}"
         )
-    _pack(model, linears, weights)
+    _pack(model, linears, weights, activations)
+
+
+def has_int8_activations(model: nn.Module) -> bool:
+    """Return whether a layer rounds what it is given to 8 bits."""
+    return any(
+        isinstance(module, QuantizedLinear) and module.format in WITH_INT8_ACTIVATIONS.values()
+        for module in model.modules()
+    )
 
 
 def replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
@@ -122,11 +163,13 @@ def _are_exact(model: PreTrainedModel, linears: dict[str, nn.Linear]) -> bool:
     return all(is_exact(module.get_parameter("weight")) for module in (*linears.values(), *plain))
 
 
-def _pack(model: PreTrainedModel, linears: dict[str, nn.Linear], weights: str) -> None:
+def _pack(
+    model: PreTrainedModel, linears: dict[str, nn.Linear], weights: str, activations: str
+) -> None:
     """Replace the modules, one after another."""
     library = load_library()
     assert library is not None
-    inner, outer = FORMATS[weights]
+    inner, outer = (format_for(kind, activations) for kind in FORMATS[weights])
     if weights == "bf16" and has_tile_unit(library):
         inner = outer = Format.AMX_BF16
     head: nn.Module | None = model.get_output_embeddings()  # type: ignore[no-untyped-call]

@@ -5,10 +5,17 @@ from pathlib import Path
 
 import pytest
 
+from engine.models.weight_formats import ACTIVATIONS as ENGINE_ACTIVATIONS
 from engine.models.weight_formats import WEIGHTS as ENGINE_WEIGHTS
 from server.environment import cache_folder, calm_worker_threads
 from server.reasoning.markers import MARKERS
-from server.setting_values import REASONING_PARSERS, TOOL_PARSERS, WEIGHTS, SettingsError
+from server.setting_values import (
+    ACTIVATIONS,
+    REASONING_PARSERS,
+    TOOL_PARSERS,
+    WEIGHTS,
+    SettingsError,
+)
 from server.settings import ModelSettings, ServerSettings, Settings, load_settings
 from server.tools.harmony import NAME as HARMONY
 from server.tools.registry import FORMATS
@@ -137,10 +144,11 @@ def test_worker_threads_sleep_unless_the_operator_says_otherwise(monkeypatch):
     ("choices", "known"),
     [
         (WEIGHTS, ENGINE_WEIGHTS),
+        (ACTIVATIONS, ENGINE_ACTIVATIONS),
         (TOOL_PARSERS, ("auto", HARMONY, *FORMATS)),
         (REASONING_PARSERS, ("auto", "none", *MARKERS)),
     ],
-    ids=["weights", "tools", "reasoning"],
+    ids=["weights", "activations", "tools", "reasoning"],
 )
 def test_a_setting_takes_what_there_is(choices, known):
     assert sorted(choices) == sorted(known)

@@ -9,7 +9,7 @@ namespace slipstream {
 constexpr int64_t kAmxBf16 = 16;
 constexpr int64_t kAmxBf16x3 = 17;
 
-inline bool is_amx(int64_t format) { return format >= kAmxBf16; }
+inline bool is_amx(int64_t format) { return format == kAmxBf16 || format == kAmxBf16x3; }
 
 // Rows of one tile, of so many rows in all.
 inline int64_t amx_tile_rows(int64_t rows) { return rows < 16 ? rows : 16; }

@@ -50,11 +50,12 @@ AVX512 = InstructionSet(
         "-mavx512bw",
         "-mavx512vl",
         "-mfma",
+        "-mf16c",
         "-mprefer-vector-width=512",
         "-DVECTOR_FLOATS=16",
     ),
 )
-AVX2 = InstructionSet("avx2", ("-mavx2", "-mfma", "-DVECTOR_FLOATS=8"))
+AVX2 = InstructionSet("avx2", ("-mavx2", "-mfma", "-mf16c", "-DVECTOR_FLOATS=8"))
 GENERIC = InstructionSet("generic", ("-DVECTOR_FLOATS=4",))
 
 

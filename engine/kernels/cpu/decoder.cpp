@@ -12,6 +12,7 @@
 
 #include "amx.h"
 #include "attention.h"
+#include "integer.h"
 #include "linear.h"
 #include "rows.h"
 #include "team.h"
@@ -80,7 +81,8 @@ constexpr int64_t kMaxTileRows = std::max<int64_t>(kTileRows, 16);
 
 // Floats that packed rows take, whatever the format.
 int64_t packed_size(int64_t rows, int64_t depth) {
-    return std::max(rows * depth, (amx_packed_bytes(rows, depth) + 3) / 4);
+    const int64_t bytes = std::max(amx_packed_bytes(rows, depth), integer_packed_bytes(rows, depth));
+    return std::max(rows * depth, (bytes + 3) / 4);
 }
 
 int64_t lay_out(const Step& s, const AttentionWork& work, float* base, Buffers& b) {
@@ -129,6 +131,8 @@ private:
         const int64_t first = me.begin(count), last = me.end(count);
         if (is_amx(linear.format))
             run_amx_panels(linear, rows, first, last);
+        else if (is_integer(linear.format))
+            run_integer_panels(linear, rows, first, last);
         else if (linear.format == kFloat32)
             run_float_panels(linear, rows, first, last, b.spare);
         else
@@ -163,15 +167,21 @@ private:
     }
 
     const float* pack_one(const Linear& to, const float* x) {
-        if (!is_amx(to.format)) return x;
         float* packed = b.own + me.index * packed_size(1, widest_input(s));
-        amx_pack_tile(x, to.depth, packed, 0, 1, 1, to.depth);
+        if (is_amx(to.format))
+            amx_pack_tile(x, to.depth, packed, 0, 1, 1, to.depth);
+        else if (is_integer(to.format))
+            integer_pack_rows(x, to.depth, packed, 0, 1, to.depth);
+        else
+            return x;
         return packed;
     }
 
     void pack_tile(const Linear& to, const float* x, int64_t first, int64_t height) {
         if (is_amx(to.format))
             amx_pack_tile(x, to.depth, b.packed, first, height, s.rows, to.depth);
+        else if (is_integer(to.format))
+            integer_pack_rows(x, to.depth, b.packed, first, height, to.depth);
         else
             pack_rows(x, to.depth, b.packed + first * to.depth, height, to.depth);
     }

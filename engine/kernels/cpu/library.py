@@ -20,6 +20,8 @@ _ARGUMENTS: dict[str, list[type]] = {
     "pack_int8_rows": [_POINTER, _POINTER, _POINTER, _INTEGER, _INTEGER],
     "pack_int8": [_POINTER, _POINTER, _POINTER, _INTEGER, _INTEGER],
     "pack_int4": [_POINTER, _POINTER, _POINTER, _POINTER, _INTEGER, _INTEGER],
+    "pack_w8a8": [*[_POINTER] * 3, _INTEGER, _INTEGER],
+    "pack_w4a8": [*[_POINTER] * 4, _INTEGER, _INTEGER],
     "quantized_panel_bytes": [_INTEGER, _INTEGER],
     "quantized_workspace": [_INTEGER, _INTEGER, _INTEGER],
     "quantized_linear": [_POINTER, _INTEGER, *[_POINTER] * 5],

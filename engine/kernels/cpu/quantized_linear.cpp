@@ -13,11 +13,9 @@
 // Incomplete groups are filled with zeros. Scales of fp16 are those of GGUF's blocks: Q8_0, Q4_0
 // (minimum -8 * scale) and Q4_1 are kept without loss.
 
-#if VECTOR_FLOATS >= 8
-#include <immintrin.h>
-#endif
-
 #include "amx.h"
+#include "half.h"
+#include "integer.h"
 #include "linear.h"
 #include "tile.h"
 
@@ -77,19 +75,6 @@ inline Vector byte_numbers(const uint8_t* from) {
 // What stands for code 0.
 constexpr float kByteZero = kByteBase + 128.0f;
 constexpr uint8_t kCodeZero = 128;
-
-// fp16 to fp32, exactly, for finite numbers: the exponent's bias differs by 112.
-inline Vector from_fp16(const uint8_t* from) {
-    const Words half = widen(from);
-    const Words magnitude = (half & 0x7fff) << 13;
-    // What has no exponent is a multiple of 2^-24, and gets there through an integer.
-    const Vector tiny = __builtin_convertvector(magnitude >> 13, Vector) * 5.9604644775390625e-8f;
-    const Vector normal = as_floats(magnitude + (112u << 23));
-    const Vector value = magnitude < (1u << 23) ? tiny : normal;
-    Words bits;
-    std::memcpy(&bits, &value, sizeof(bits));
-    return as_floats(bits | ((half & 0x8000) << 16));
-}
 
 struct Bfloat16 {
     static constexpr int64_t kGroup = 0;
@@ -167,7 +152,7 @@ struct Int8 : EightBits {
     void enter(int64_t k) {
         const uint8_t* group = panel + k / kGroupSize * kGroupBytes;
         for (int v = 0; v < kTileVectors; ++v) {
-            scale[v] = from_fp16(group + (column + v * kLanes) * 2);
+            scale[v] = halves_to_floats(group + (column + v * kLanes) * 2);
             shift[v] = scale[v] * -kByteZero;
         }
         codes = group + kPanel * 2 + column;
@@ -208,8 +193,8 @@ struct Int4 {
     void enter(int64_t k) {
         const uint8_t* group = panel + k / kGroupSize * kGroupBytes;
         for (int v = 0; v < kTileVectors; ++v) {
-            scale[v] = from_fp16(group + (column + v * kLanes) * 2);
-            minimum[v] = from_fp16(group + (kPanel + column + v * kLanes) * 2);
+            scale[v] = halves_to_floats(group + (column + v * kLanes) * 2);
+            minimum[v] = halves_to_floats(group + (kPanel + column + v * kLanes) * 2);
         }
         codes = group + kPanel * 4 + column * 4;
         ask_ahead(group, kPanel * 4);
@@ -256,6 +241,7 @@ extern "C" {
 
 int64_t quantized_panel_bytes(int64_t format, int64_t depth) {
     if (is_amx(format)) return amx_panel_bytes(format, depth);
+    if (is_integer(format)) return integer_panel_bytes(format, depth);
     int64_t bytes = 0;
     with_format(format, [&](auto* kind) {
         bytes = std::remove_pointer_t<decltype(kind)>::panel_bytes(depth);
@@ -327,16 +313,18 @@ void pack_int4(const uint8_t* codes, const uint16_t* scales, const uint16_t* min
 
 // Floats that the workspace of `quantized_linear` must hold.
 int64_t quantized_workspace(int64_t format, int64_t rows, int64_t depth) {
-    return is_amx(format) ? (amx_packed_bytes(rows, depth) + 3) / 4 : rows * (depth + kPanel);
+    if (is_amx(format)) return (amx_packed_bytes(rows, depth) + 3) / 4;
+    if (is_integer(format)) return (integer_packed_bytes(rows, depth) + 3) / 4;
+    return rows * (depth + kPanel);
 }
 
 // sizes: format, rows, columns, depth, threads.
 void quantized_linear(const float* x, int64_t ldx, const uint8_t* panels, const float* bias,
                       float* y, float* workspace, const int64_t* sizes) {
-    if (is_amx(sizes[0])) {
-        const Linear linear{sizes[0], panels, bias, sizes[2], sizes[3]};
-        return amx_linear(x, ldx, linear, y, workspace, sizes[1], sizes[4]);
-    }
+    const Linear linear{sizes[0], panels, bias, sizes[2], sizes[3]};
+    if (is_amx(sizes[0])) return amx_linear(x, ldx, linear, y, workspace, sizes[1], sizes[4]);
+    if (is_integer(sizes[0]))
+        return integer_linear(x, ldx, linear, y, workspace, sizes[1], sizes[4]);
     const Problem problem{x, panels, bias, y, sizes[1], sizes[2], sizes[3]};
     with_format(sizes[0], [&](auto* kind) {
         run_linear<std::remove_pointer_t<decltype(kind)>>(x, ldx, problem, workspace, sizes[4]);
@@ -346,12 +334,13 @@ void quantized_linear(const float* x, int64_t ldx, const uint8_t* panels, const 
 // The weights of chosen outputs as floats: out [count, depth].
 void unpack_rows(int64_t format, const uint8_t* panels, int64_t depth, const int64_t* rows,
                  float* out, int64_t count, int64_t threads) {
-    if (is_amx(format)) {
-        const int64_t bytes = amx_panel_bytes(format, depth);
+    if (is_amx(format) || is_integer(format)) {
+        const auto unpack = is_amx(format) ? amx_unpack_row : integer_unpack_row;
+        const int64_t bytes = quantized_panel_bytes(format, depth);
 #pragma omp parallel for schedule(static) num_threads(threads) if (count > 8)
         for (int64_t i = 0; i < count; ++i)
-            amx_unpack_row(format, panels + rows[i] / kPanel * bytes, rows[i] % kPanel,
-                           out + i * depth, depth);
+            unpack(format, panels + rows[i] / kPanel * bytes, rows[i] % kPanel, out + i * depth,
+                   depth);
         return;
     }
     with_format(format, [&](auto* kind) {

@@ -2,7 +2,8 @@
 
 Engine thread, on torch's own thread team. See quantized_linear.cpp for what a stored weight means.
 A result is bitwise that of `PackedLinear` on the unpacked weights, but for the formats of the tile
-unit, which take activations as the sum of two bf16 numbers.
+unit, which take activations as the sum of two bf16 numbers, and W8A8 and W4A8, which round them to
+8 bits.
 """
 
 import ctypes
@@ -18,7 +19,7 @@ GROUP = 32
 
 
 class Format(enum.IntEnum):
-    """How weights are stored; the numbers are those of quantized_linear.cpp and amx.h."""
+    """How weights are stored: the numbers of quantized_linear.cpp, amx.h and integer.h."""
 
     BF16 = 0
     INT8_ROWS = 1
@@ -27,6 +28,9 @@ class Format(enum.IntEnum):
     # For the tile unit of newer x86 processors; see amx_linear.cpp.
     AMX_BF16 = 16
     AMX_BF16X3 = 17
+    # INT8 and INT4 for activations of 8 bits; see integer_linear.cpp.
+    W8A8 = 32
+    W4A8 = 33
 
 
 class QuantizedWeight:
@@ -135,39 +139,51 @@ def pack_bf16(library: ctypes.CDLL, weight: torch.Tensor) -> QuantizedWeight:
     return packed
 
 
-def pack_int8(library: ctypes.CDLL, codes: torch.Tensor, scales: torch.Tensor) -> QuantizedWeight:
+def pack_int8(
+    library: ctypes.CDLL, kind: Format, codes: torch.Tensor, scales: torch.Tensor
+) -> QuantizedWeight:
     """Pack weights scale * code.
 
     Args:
         library: The kernels.
+        kind: INT8_ROWS, INT8 or W8A8.
         codes: [N, K] int8.
-        scales: [N] float32, one for each row, or [N, ceil(K / 32)] float16.
+        scales: [N] float32 for INT8_ROWS, else [N, ceil(K / 32)] float16.
     """
-    by_row = scales.dim() == 1
-    packed = _empty(library, Format.INT8_ROWS if by_row else Format.INT8, codes)
-    _check(scales, packed.shape, torch.float32 if by_row else torch.float16)
+    packed = _empty(library, kind, codes)
+    _check(scales, packed.shape, torch.float32 if kind is Format.INT8_ROWS else torch.float16)
     codes, scales = codes.contiguous(), scales.contiguous()
-    pack = library.pack_int8_rows if by_row else library.pack_int8
+    pack = {
+        Format.INT8_ROWS: library.pack_int8_rows,
+        Format.INT8: library.pack_int8,
+        Format.W8A8: library.pack_w8a8,
+    }[kind]
     pack(codes.data_ptr(), scales.data_ptr(), packed.panels.data_ptr(), *packed.shape)
     return packed
 
 
 def pack_int4(
-    library: ctypes.CDLL, codes: torch.Tensor, scales: torch.Tensor, minima: torch.Tensor
+    library: ctypes.CDLL,
+    kind: Format,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    minima: torch.Tensor,
 ) -> QuantizedWeight:
     """Pack weights scale * code + minimum.
 
     Args:
         library: The kernels.
+        kind: INT4 or W4A8.
         codes: [N, K] uint8 in 0 .. 15.
         scales: [N, ceil(K / 32)] float16.
         minima: Like the scales.
     """
-    packed = _empty(library, Format.INT4, codes)
+    packed = _empty(library, kind, codes)
     for numbers in (scales, minima):
         _check(numbers, packed.shape, torch.float16)
     codes, scales, minima = codes.contiguous(), scales.contiguous(), minima.contiguous()
-    library.pack_int4(
+    pack = library.pack_int4 if kind is Format.INT4 else library.pack_w4a8
+    pack(
         codes.data_ptr(),
         scales.data_ptr(),
         minima.data_ptr(),

@@ -29,7 +29,7 @@ def linear_case(*shape, bias=True):
 
 def quantized_cases(*shape):
     codes = torch.randint(0, 16, (40, 24), generator=GENERATOR, dtype=torch.uint8)
-    weight = pack_int4(kernels(), codes, random(40, 1).half(), random(40, 1).half())
+    weight = pack_int4(kernels(), Format.INT4, codes, random(40, 1).half(), random(40, 1).half())
     numbers = (int(weight.format), 40, 24)
     ids = torch.tensor([[3, 39, 0]])
     return [

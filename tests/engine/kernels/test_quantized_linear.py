@@ -8,6 +8,7 @@ import torch
 from engine.kernels.cpu.linear import PackedLinear
 from engine.kernels.cpu.quantized_linear import (
     GROUP,
+    Format,
     QuantizedWeight,
     pack_bf16,
     pack_int4,
@@ -39,13 +40,14 @@ def bf16(library, columns: int, depth: int, generator: torch.Generator) -> Layer
 def int8_rows(library, columns: int, depth: int, generator: torch.Generator) -> Layer:
     codes = torch.randint(-128, 128, (columns, depth), generator=generator, dtype=torch.int8)
     scales = torch.randn(columns, generator=generator)
-    return pack_int8(library, codes, scales), codes.float() * scales[:, None]
+    return pack_int8(library, Format.INT8_ROWS, codes, scales), codes.float() * scales[:, None]
 
 
 def int8(library, columns: int, depth: int, generator: torch.Generator) -> Layer:
     codes = torch.randint(-128, 128, (columns, depth), generator=generator, dtype=torch.int8)
     scales = random_scales(columns, depth, generator)
-    return pack_int8(library, codes, scales), codes.float() * by_group(scales, depth)
+    packed = pack_int8(library, Format.INT8, codes, scales)
+    return packed, codes.float() * by_group(scales, depth)
 
 
 def int4(library, columns: int, depth: int, generator: torch.Generator) -> Layer:
@@ -53,7 +55,7 @@ def int4(library, columns: int, depth: int, generator: torch.Generator) -> Layer
     scales = torch.randn(columns, -(-depth // GROUP), generator=generator).half()
     minima = random_scales(columns, depth, generator)
     weight = codes.float() * by_group(scales, depth) + by_group(minima, depth)
-    return pack_int4(library, codes, scales, minima), weight
+    return pack_int4(library, Format.INT4, codes, scales, minima), weight
 
 
 @pytest.fixture(params=[bf16, int8_rows, int8, int4], ids=lambda make: make.__name__)
@@ -130,8 +132,8 @@ def test_numbers_of_the_wrong_shape_never_reach_the_kernels(library):
     codes = torch.zeros(4, 40, dtype=torch.uint8)
     scales = torch.ones(4, 2).half()
     with pytest.raises(AssertionError):
-        pack_int4(library, codes, scales, torch.ones(4, 1).half())
+        pack_int4(library, Format.INT4, codes, scales, torch.ones(4, 1).half())
     with pytest.raises(AssertionError):
-        pack_int4(library, codes, scales.float(), scales)
+        pack_int4(library, Format.INT4, codes, scales.float(), scales)
     with pytest.raises(AssertionError):
-        pack_int8(library, codes.view(torch.int8), torch.ones(5))
+        pack_int8(library, Format.INT8_ROWS, codes.view(torch.int8), torch.ones(5))

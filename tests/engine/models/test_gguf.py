@@ -19,6 +19,7 @@ from engine.errors import UnsupportedConfigError, UnsupportedModelError
 from engine.kernels.cpu.quantized_linear import Format
 from engine.models import gguf_model
 from engine.models.gguf_file import GGUFFile
+from engine.models.quantization import WITH_INT8_ACTIVATIONS
 from engine.models.quantized_modules import QuantizedLinear, QuantizedModule
 from tests.gguf_writer import write_gguf
 
@@ -100,6 +101,19 @@ def test_other_blocks_are_rounded_to_eight_bits(tmp_path):
     numbers = meaning["model.layers.0.mlp.up_proj.weight"]
     torch.testing.assert_close(layer.mlp.up_proj.numbers(), numbers, atol=1 / 254, rtol=0)
     assert type(layer.self_attn.q_proj) is torch.nn.Linear
+
+
+@pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.name)
+def test_blocks_of_few_bits_take_activations_of_eight(tmp_path, kind):
+    path = tmp_path / "model.gguf"
+    write_gguf(make(CONFIGS["llama"]), path, kinds={"token_embd": Kind.Q8_0, "": kind})
+    model = engine.load(path, activations="int8")
+    modules = dict(model.hf_model.named_modules())
+    expected = WITH_INT8_ACTIVATIONS.get(FORMATS[kind], FORMATS[kind])
+    assert modules["model.layers.1.mlp.up_proj"].format is expected
+    assert modules["lm_head"].format is Format.W8A8
+    assert torch.equal(modules["lm_head"].numbers(), engine.load(path).hf_model.lm_head.numbers())
+    assert model.self_check_error < 1e-2
 
 
 @pytest.mark.parametrize("weights", ["fp32", "int8"])

@@ -9,9 +9,11 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2Con
 
 import engine
 from engine.errors import UnsupportedConfigError, UnsupportedModelError
+from engine.kernels.cpu.library import kernels
+from engine.kernels.cpu.quantized_linear import has_tile_unit
 from engine.models import weight_formats
 from engine.models.quantized_modules import QuantizedEmbedding, QuantizedLinear, QuantizedModule
-from engine.models.weight_formats import FORMATS, store_weights
+from engine.models.weight_formats import FORMATS, has_int8_activations, store_weights
 from engine.models.weights import WeightWatch
 
 SIZES: dict[str, Any] = {
@@ -24,6 +26,9 @@ CONFIGS = {
     # An MLP whose parts end within a panel, and biases on query, key and value.
     "untied": Qwen2Config(**{**SIZES, "intermediate_size": 80}, tie_word_embeddings=False),
 }
+# bf16x3 needs a tile unit; that it is refused without one is tested below.
+HAS_TILE_UNIT = has_tile_unit(kernels())
+HERE = [name for name in FORMATS if name != "bf16x3" or HAS_TILE_UNIT]
 PROMPTS = [[5, 17, 3, 88], [90, 1], [7, 7, 7, 2, 11, 40]]
 
 
@@ -46,12 +51,12 @@ def unpacked_copy(packed, config):
     return model
 
 
-def generate(model, **options):
-    outputs = model.generate_batch(PROMPTS, max_new_tokens=12, do_sample=False, **options)
+def generate(model, inputs=PROMPTS, **options):
+    outputs = model.generate_batch(inputs, max_new_tokens=12, do_sample=False, **options)
     return [output.generated_tokens for output in outputs.values()]
 
 
-@pytest.mark.parametrize("weights", FORMATS)
+@pytest.mark.parametrize("weights", HERE)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_engine_answers_what_the_unpacked_model_generates(name, weights):
     packed = make(CONFIGS[name])
@@ -72,7 +77,7 @@ def test_the_engine_answers_what_the_unpacked_model_generates(name, weights):
     assert generate(engine.wrap(plain)) == generate(model)
 
 
-@pytest.mark.parametrize("weights", FORMATS)
+@pytest.mark.parametrize("weights", HERE)
 def test_no_float32_matrix_is_left(weights):
     model = make(CONFIGS["tied"])
     engine.wrap(model, weights=weights)
@@ -111,7 +116,7 @@ def test_auto_leaves_a_model_alone_that_kernels_cannot_compute(monkeypatch):
 
 def test_what_cannot_be_had_is_refused_by_name(monkeypatch):
     llama = CONFIGS["tied"]
-    refusals = [
+    refusals: list[tuple[Any, dict[str, Any], str]] = [
         (make(llama), {"use_kernels": False}, "use_kernels is False"),
         (make(llama).to(torch.bfloat16), {}, "dtype is torch.bfloat16"),
         (make(llama).to("meta"), {}, "the model is on meta"),
@@ -125,6 +130,40 @@ def test_what_cannot_be_had_is_refused_by_name(monkeypatch):
     monkeypatch.setattr(weight_formats, "load_library", lambda: None)
     with pytest.raises(UnsupportedConfigError, match="install a C\\+\\+ compiler"):
         engine.wrap(make(llama), weights="bf16")
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_activations_of_eight_bits_answer_what_the_model_itself_generates(name, weights):
+    """The packed model by itself, which computes module by module, is the reference."""
+    packed = make(CONFIGS[name])
+    model = engine.wrap(packed, weights=weights, activations="int8")
+    assert has_int8_activations(packed)
+    kinds = {type(replacement).__name__ for replacement in model.causal_lm.in_place}
+    assert ("FusedDecoder" in kinds) == (name == "tied")
+    assert model.self_check_error < 1e-2
+    plain = unpacked_copy(packed, CONFIGS[name])
+    ids = torch.tensor([PROMPTS[2]])
+    exact, rounded = plain(ids).logits, packed(ids).logits
+    assert 0 < float((exact - rounded).abs().max() / exact.abs().max()) < 0.1
+    # One after another and together: the same answers, by the same numbers.
+    alone = [generate(model, inputs=[prompt])[0] for prompt in PROMPTS]
+    assert alone == generate(model)
+
+
+@pytest.mark.parametrize("weights", ["auto", "fp32", "bf16"])
+def test_activations_of_eight_bits_need_weights_of_as_few(weights):
+    with pytest.raises(UnsupportedConfigError, match="needs weights of 8 or 4 bits") as refusal:
+        engine.wrap(make(CONFIGS["tied"]), weights=weights, activations="int8")
+    assert refusal.value.field == "activations"
+    with pytest.raises(UnsupportedConfigError, match="activations is 'int4'; use fp32, int8"):
+        engine.load("there/is/nothing/here", activations="int4")
+
+
+def test_a_format_of_the_tile_unit_is_refused_without_one(monkeypatch):
+    monkeypatch.setattr(weight_formats, "has_tile_unit", lambda library: False)
+    with pytest.raises(UnsupportedConfigError, match="needs a processor with a tile unit"):
+        engine.wrap(make(CONFIGS["tied"]), weights="bf16x3")
 
 
 def test_an_unknown_format_is_refused_before_anything_is_loaded():

@@ -187,6 +187,7 @@ class EngineLoop:
         except Exception as error:  # noqa: BLE001 - the ring around a step
             if batch.num_drafted:  # no request fails because of what was guessed
                 logger.warning("a step with guessed tokens is repeated without them: %r", error)
+                scheduler.speculation.learn(Verification(batch))
                 return self._compute(batch.without_drafts())
             if len(batch.scheduled) == 1:
                 request = batch.scheduled[0].request

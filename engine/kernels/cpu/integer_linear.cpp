@@ -81,6 +81,9 @@ inline __m256i four_codes(const Activations& x, int word) {
     return _mm256_set1_epi32(codes);
 }
 
+// What follows is not to be loaded before: the registers are full of sums until here.
+#define KEEP_REGISTERS asm volatile("" ::: "memory")
+
 inline __m256 halves_at(const uint8_t* from) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 }
@@ -104,7 +107,7 @@ struct W8A8 {
         float (*sums)[kPanel]) {
         __m256i totals[kRows][kVectors] = {};
         const uint8_t* codes = group + 2 * kPanel + 4 * column;
-#pragma GCC unroll 8
+#pragma GCC unroll 1
         for (int word = 0; word < kWords; ++word) {
             __m256i weights[kVectors], sizes[kVectors];
 #pragma GCC unroll 4
@@ -124,6 +127,7 @@ struct W8A8 {
                                           sizes[v], _mm256_sign_epi8(x, weights[v]))));
             }
         }
+        KEEP_REGISTERS;
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) {
             const __m256 scale = halves_at(group + 2 * (column + v * kColumns));
@@ -172,7 +176,7 @@ struct W4A8 {
         __m256i totals[kRows][kVectors] = {};
         const uint8_t* codes = group + 4 * kPanel + 4 * column;
         const __m256i low_bits = _mm256_set1_epi8(15);
-#pragma GCC unroll 4
+#pragma GCC unroll 1
         for (int word = 0; word < kWords; word += 2) {
             __m256i low[kVectors], high[kVectors];
 #pragma GCC unroll 4
@@ -194,6 +198,7 @@ struct W4A8 {
                 }
             }
         }
+        KEEP_REGISTERS;
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) {
             const uint8_t* numbers = group + 2 * (column + v * kColumns);
@@ -246,16 +251,17 @@ void with_format(int64_t format, Action action) {
         action(static_cast<W4A8*>(nullptr));
 }
 
-// A tile of rows times a panel: kRows times kVectors vectors of sums are in registers at a time.
+// A tile of rows times a panel: kRows times kVectors vectors of sums are in registers at a time. Only
+// the first tile finds the panel in memory.
 template <class Format, int kRows>
 void multiply_panel(const uint8_t* panel, const Activations* const* rows, int64_t groups,
-                    float (*sums)[kPanel]) {
+                    bool is_first, float (*sums)[kPanel]) {
     constexpr int kVectors = VECTOR_FLOATS < 8 ? 1 : kRows <= 2 ? 4 : 2;
     const Activations* at[kRows];
     for (int r = 0; r < kRows; ++r) at[r] = rows[r];
     for (int64_t g = 0; g < groups; ++g) {
         const uint8_t* group = panel + g * Format::kBytes;
-        ask_ahead(group, Format::kBytes);
+        if (is_first) ask_ahead(group, Format::kBytes);
         for (int column = 0; column < kPanel; column += kVectors * kColumns)
             Format::template multiply<kRows, kVectors>(group, column, at, sums);
         for (int r = 0; r < kRows; ++r) ++at[r];
@@ -266,12 +272,12 @@ constexpr int kMostRows = 4;
 
 template <class Format>
 void multiply_rows(int64_t count, const uint8_t* panel, const Activations* const* rows,
-                   int64_t groups, float (*sums)[kPanel]) {
+                   int64_t groups, bool is_first, float (*sums)[kPanel]) {
     switch (count) {
-        case 1: return multiply_panel<Format, 1>(panel, rows, groups, sums);
-        case 2: return multiply_panel<Format, 2>(panel, rows, groups, sums);
-        case 3: return multiply_panel<Format, 3>(panel, rows, groups, sums);
-        default: return multiply_panel<Format, kMostRows>(panel, rows, groups, sums);
+        case 1: return multiply_panel<Format, 1>(panel, rows, groups, is_first, sums);
+        case 2: return multiply_panel<Format, 2>(panel, rows, groups, is_first, sums);
+        case 3: return multiply_panel<Format, 3>(panel, rows, groups, is_first, sums);
+        default: return multiply_panel<Format, kMostRows>(panel, rows, groups, is_first, sums);
     }
 }
 
@@ -295,7 +301,7 @@ void run_panel(const Linear& linear, const Rows& rows, int64_t index) {
             if (rows.adds)
                 for (int64_t c = 0; c < width; ++c) sums[r][c] += y[c];
         }
-        multiply_rows<Format>(count, panel, at, groups, sums);
+        multiply_rows<Format>(count, panel, at, groups, first == 0, sums);
         for (int64_t r = 0; r < count; ++r)
             std::memcpy(rows.y + (first + r) * linear.columns + first_column, sums[r],
                         width * sizeof(float));

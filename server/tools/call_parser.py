@@ -1,7 +1,7 @@
 """Finds calls in a text that comes in pieces, and gives back to the letter what is none.
 
     TEXT   blanks, and what may become a marker, are held; all else is passed on
-      |  a marker, or a bracket where the text begins
+      |  a marker, or a bracket where the text begins or behind a call
     BLOCK  the format finds the end of the call; then it is read
       |  read: the call's parts     |  not read: the block is text
       v                             v
@@ -72,6 +72,8 @@ class CallParser:
             return self._feed(text, visible="")
         if text in self._format.openings:
             return self._open_special()
+        if self._after_call and text in self._format.closings and not self._held.strip():
+            self._held = ""
         return []
 
     def finish(self) -> list[Part]:
@@ -90,10 +92,14 @@ class CallParser:
             return []
         if self._block is not None:
             return self._feed(character, visible=character)
-        if self._may_be_bare and character in self._format.bare and not self._held.strip():
+        if self._bare_may_begin() and character in self._format.bare:
             return self._open_bare(character)
         self._held += character
         return self._search()
+
+    def _bare_may_begin(self) -> bool:
+        """Return whether a bracket begins a call: where the text begins, and behind a call."""
+        return (self._may_be_bare or self._after_call) and not self._held.strip()
 
     def _search(self) -> list[Part]:
         """Look for a marker at the end of what is held; release what can't be part of one."""

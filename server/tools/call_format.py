@@ -24,7 +24,7 @@ class CallFormat(Protocol):
 
     @property
     def bare(self) -> str:
-        """Characters that begin a call without a marker: where the text begins, or behind a call."""
+        """Characters that begin a call without a marker, where the text begins or behind a call."""
 
     def block(self) -> Block:
         """Return what finds the end of a call."""

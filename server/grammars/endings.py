@@ -125,8 +125,8 @@ class _Endings:
 
 
 def resolve(root: Schema, reference: str) -> Any:
-    """Return what a reference into a schema itself points at; None if it is another one."""
-    if not reference.startswith("#"):
+    """Return what a path into a schema itself points at; None if it is another reference."""
+    if reference[:2] not in ("#", "#/"):
         return None
     target: Any = root
     for part in unquote(reference[1:]).split("/")[1:]:

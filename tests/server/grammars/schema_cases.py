@@ -138,6 +138,7 @@ REFERENCES: list[dict[str, Any]] = [
     },
     {"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"type": "boolean"}}},
     {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": INTEGER}},
+    {"$ref": "#there", "$defs": {"a": {"$anchor": "there", "type": "integer"}}},
 ]
 FOLLOWED = TYPES + VALUES + STRINGS + NUMBERS + ARRAYS + OBJECTS + COMBINED + REFERENCES
 
@@ -166,6 +167,7 @@ REFUSED = [
     ({"type": "string", "minLength": 5, "maxLength": 2}, "minLength"),
     ({"$ref": "https://example.com/other.json"}, "example.com"),
     ({"$ref": "#/$defs/missing"}, "missing"),
+    ({"$ref": "#missing"}, "Anchor 'missing'"),
     ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, "without end"),
     (thing(again={"$ref": "#"}), "without end"),
     ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, "without end"),

@@ -45,3 +45,25 @@ class Walker:
         if chance.random() < min(0.2 + step / 60, 0.95):
             return [token for token in ids if self._closing[token]] or ids
         return ids
+
+
+class Adversary(Walker):
+    """Looks for what a grammar may have left open: odd tokens, texts that go on as they may."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        super().__init__(vocabulary)
+        # Long ones cross the borders of values; the others are where limits are forgotten.
+        kinds = [
+            lambda one: len(one) > 3,
+            lambda one: any(byte > 0x7F for byte in one),
+            lambda one: b"\\" in one or b"\n" in one or b" " in one,
+            lambda one: one != b"" and set(one) <= set(b"0123456789.eE+-"),
+            lambda one: set(one) & set(b'",:{}[]') != set(),
+        ]
+        self._kinds = [[kind(one) for one in self._bytes] for kind in kinds]
+
+    def _preferred(self, ids: list[int], chance: random.Random, step: int) -> list[int]:
+        if step > 40 or chance.random() < 0.3:
+            return super()._preferred(ids, chance, step)
+        wanted = chance.choice(self._kinds)
+        return [token for token in ids if wanted[token]] or ids

@@ -72,7 +72,7 @@ CONSTRAINTS |= {"tools", "functions"}
 def random_request(number: int) -> tuple[str, Body]:
     """Return a path and the body of the request of this number."""
     chance = random.Random(number)
-    body: Body = {"max_tokens": chance.choice([1, 2, 3, 5, 8, 12, 16, 24])}
+    body: Body = {"max_tokens": chance.choice([1, 2, 3, 5, 8, 12])}
     if chance.random() < 0.5:
         body |= {"temperature": chance.choice([0.3, 0.8, 1.0, 1.7]), "seed": chance.randrange(99)}
         body |= _some(chance, top_p=0.9, top_k=20, min_p=0.02)
@@ -93,7 +93,7 @@ def random_request(number: int) -> tuple[str, Body]:
         prompt_logprobs=chance.randrange(3),
         stop_token_ids=[chance.randrange(2000) for _ in range(100)],
     )
-    if chance.random() < 0.4:
+    if chance.random() < 0.3:
         body["n"] = chance.choice([2, 3])
     if chance.random() < 0.5:
         body["stop"] = chance.sample(STOPS, chance.choice([1, 1, 2, 4]))

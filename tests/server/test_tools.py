@@ -310,3 +310,20 @@ def test_a_template_with_tools_gets_them_and_says_how_calls_look():
         text = prompt(live)
         assert text.startswith('[TOOLS][{"type": "function", "function": {"name": "first"')
         assert "You can call functions" not in text
+
+
+def test_no_two_calls_of_a_conversation_share_an_id(live):
+    live.says(CALLS)
+    answers = [live.chat(tools=TOOLS, n=2).json() for _ in range(2)]
+    messages = [choice["message"] for answer in answers for choice in answer["choices"]]
+    ids = [call["id"] for message in messages for call in message["tool_calls"]]
+    assert len(set(ids)) == len(ids) == 8
+
+
+@pytest.mark.parametrize("text", ["<tool_call>{bad", "No call."])
+def test_a_message_without_calls_has_no_key_for_them(live, text):
+    live.says(text)
+    choice = live.chat(tools=TOOLS).json()["choices"][0]
+    assert choice["message"]["content"] == text
+    assert "tool_calls" not in choice["message"]
+    assert choice["finish_reason"] == "stop"

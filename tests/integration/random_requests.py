@@ -67,6 +67,7 @@ WRITTEN = [
 ]
 CONSTRAINTS = {"guided_json", "guided_regex", "guided_choice", "grammar", "response_format"}
 CONSTRAINTS |= {"tools", "functions"}
+HARMS = {"ignore_eos", "logit_bias", "stop_token_ids"}
 
 
 def random_request(number: int) -> tuple[str, Body]:
@@ -100,8 +101,8 @@ def random_request(number: int) -> tuple[str, Body]:
     path, asked = chance.choice([("/v1/completions", _completion), ("/v1/chat/completions", _chat)])
     body |= asked(chance)
     if CONSTRAINTS & body.keys():
-        # The one is refused beside a grammar, the other may leave none of its tokens.
-        body = {name: body[name] for name in body.keys() - {"ignore_eos", "logit_bias"}}
+        # The first is refused beside a grammar, the others may leave it no token.
+        body = {name: body[name] for name in body.keys() - HARMS}
     return path, body
 
 

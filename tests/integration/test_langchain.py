@@ -117,6 +117,7 @@ def test_log_probabilities_are_handed_on(default_server):
     chat = make_chat(default_server, logprobs=True, top_logprobs=2, n=2)
     (choices,) = chat.generate([MESSAGES]).generations
     for choice in choices:
+        assert choice.generation_info is not None
         entries = choice.generation_info["logprobs"]["content"]
         assert [len(entry["top_logprobs"]) for entry in entries] == [2] * 12
 

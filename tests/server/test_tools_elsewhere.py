@@ -113,6 +113,14 @@ def test_a_message_has_its_calls_as_blocks(live, messages):
     assert [(b.name, b.input) for b in final.content[1:]] == [(b.name, b.input) for b in calls]
 
 
+def test_counted_tokens_include_tools_and_system(messages):
+    fields = {"model": "tiny", "messages": MESSAGES, "system": "Be brief."}
+    without = messages.count_tokens(**fields).input_tokens
+    counted = messages.count_tokens(**fields, tools=CUSTOM).input_tokens
+    answer = messages.create(**fields, tools=CUSTOM, max_tokens=8)
+    assert without < counted == answer.usage.input_tokens
+
+
 def test_a_named_tool_of_a_message_is_a_use_of_it(live, messages):
     live.says(CALL)
     chosen = {"type": "tool", "name": "first", "disable_parallel_tool_use": True}

@@ -104,8 +104,8 @@ async def _frames(generation: Generation, renderer: AnswerRenderer) -> AsyncGene
     """Yield the events of a stream."""
     async with aclosing(generation.deltas()) as deltas:
         async for numbered in deltas:
-            for chunk in renderer.chunks(numbered.index, numbered.item):
-                yield frame(chunk)
+            for event in renderer.frames(numbered.index, numbered.item):
+                yield event
     if renderer.includes_usage:
         yield frame(renderer.usage_chunk())
 

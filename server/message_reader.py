@@ -10,7 +10,7 @@ from typing import Protocol
 
 from api_schemas import FinishReason
 from engine import TokenLogprobs
-from server.message_parts import CallStart, MessageParser, Part, join_parts
+from server.message_parts import CallStart, MessageParser, Part, TextPart, join_parts
 from server.text_stream import TextDelta
 
 
@@ -39,6 +39,14 @@ class MessageDelta:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     num_reasoning_tokens: int = 0
     has_calls: bool = False
+
+    @property
+    def text_alone(self) -> str | None:
+        """The text, if a piece of text is all there is; else None."""
+        if self.finish_reason is None and len(self.parts) == 1:
+            part = self.parts[0]
+            return part.text if type(part) is TextPart else None
+        return None
 
 
 class CountsReasoning(Protocol):

@@ -9,8 +9,9 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from pydantic import BaseModel
+from pydantic_core import to_json
 from sse_starlette import EventSourceResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from engine import EngineError
 from server.error_handlers import describe_error
@@ -25,6 +26,27 @@ HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 def frame(model: BaseModel) -> bytes:
     """Return the event of one object; keys that were not set stay away."""
     return b"data: " + model.model_dump_json(exclude_unset=True).encode() + b"\n\n"
+
+
+class TextFrames:
+    """Events that differ in one text alone, made from one of them that was rendered.
+
+    What pydantic takes to build and to write an object is most of what an event costs, and of the
+    events of a stream nearly all differ in nothing but their text.
+    """
+
+    # Stands for the text. No client can have put it anywhere else: ids and model names are short.
+    PLACE = "\0" * 32 + "the text"
+
+    def __init__(self, model: BaseModel) -> None:
+        """Take an object in which the text is `PLACE`."""
+        before, place, after = frame(model).partition(to_json(self.PLACE))
+        assert place, "the object holds no text to replace"
+        self._before, self._after = before, after
+
+    def frame(self, text: str) -> bytes:
+        """Return the event with this text."""
+        return self._before + to_json(text) + self._after
 
 
 def error_frame(error: BaseException) -> bytes:
@@ -70,6 +92,10 @@ class EventStream(EventSourceResponse):
         frames = guard(frames) if guarded else frames
         super().__init__(frames, ping=0, sep="\n", headers={**HEADERS, **headers})
         self._close = close
+
+    async def _send_with_timeout(self, send: Send, message: Message) -> None:
+        """Send an event, without the cancel scope of a time limit: there is none here."""
+        await send(message)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events until they end or the client leaves."""

@@ -69,6 +69,13 @@ class AnswerOptions:
     include_usage: bool
     continuous_usage: bool
 
+    @property
+    def text_alone(self) -> bool:
+        """Whether a chunk in the middle of a stream has nothing of its own but its text."""
+        return not (
+            self.logprobs or self.token_ids or self.prompt_logprobs or self.continuous_usage
+        )
+
 
 def to_answer_options(body: SamplingFields, *, logprobs: bool) -> AnswerOptions:
     """Read the options from a request."""
@@ -131,6 +138,9 @@ class AnswerRenderer(Protocol):
 
     def chunks(self, index: int, delta: TextDelta) -> Iterator[WireModel]:
         """Yield the chunks of a piece of a choice."""
+
+    def frames(self, index: int, delta: TextDelta) -> Iterator[bytes]:
+        """Yield the chunks as events of a stream; either this or `chunks`, to the end."""
 
     def usage_chunk(self) -> WireModel:
         """Return the chunk that carries the usage."""

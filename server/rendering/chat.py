@@ -25,6 +25,7 @@ from server.rendering.logprobs import (
     render_prompt_logprobs,
 )
 from server.rendering.message import MessageRenderer
+from server.sse import TextFrames, frame
 from server.text_stream import TextDelta
 from server.vocabulary import Vocabulary
 
@@ -36,6 +37,7 @@ class _Choice:
     Attributes:
         has_begun: Whether the chunk with the role has been sent.
         ending: Why it ended; empty until then.
+        text_frames: Makes events that hold a piece of text; None before the first.
     """
 
     reader: MessageReader
@@ -44,6 +46,7 @@ class _Choice:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
     ending: dict[str, Any] = field(default_factory=dict)
+    text_frames: TextFrames | None = None
 
 
 class ChatRenderer:
@@ -82,8 +85,30 @@ class ChatRenderer:
         """Yield the role if it is the first piece, a chunk for each part, and the ending."""
         choice = self._choice(index)
         message = choice.reader.push(delta)
+        if message is not None:
+            yield from self._message_chunks(index, choice, message)
+
+    def frames(self, index: int, delta: TextDelta) -> Iterator[bytes]:
+        """Yield the chunks as events."""
+        choice = self._choice(index)
+        message = choice.reader.push(delta)
         if message is None:
             return
+        text = message.text_alone if choice.has_begun and self._options.text_alone else None
+        if text is None:
+            yield from map(frame, self._message_chunks(index, choice, message))
+            return
+        self._usage.count(index, message)
+        choice.message.collect(message.parts[0])
+        if choice.text_frames is None:
+            piece = ChatDelta(content=TextFrames.PLACE)
+            chunk = self._chunk(index, piece, finish_reason=None, **self._no_details)
+            choice.text_frames = TextFrames(chunk)
+        yield choice.text_frames.frame(text)
+
+    def _message_chunks(
+        self, index: int, choice: _Choice, message: MessageDelta
+    ) -> Iterator[ChatCompletionChunk]:
         if not choice.has_begun:
             yield self._role_chunk(index, message)
             choice.has_begun = True

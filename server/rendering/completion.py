@@ -21,6 +21,7 @@ from server.rendering.logprobs import (
     TokenNames,
     render_prompt_logprobs,
 )
+from server.sse import TextFrames, frame
 from server.text_stream import TextDelta
 from server.vocabulary import Vocabulary
 
@@ -84,6 +85,7 @@ class CompletionRenderer:
         self._names = TokenNames(vocabulary, as_ids=options.tokens_as_ids)
         self._usage = UsageCounter(sum(map(len, prompts.token_ids)), prompts.num_choices)
         self._begun: set[int] = set()
+        self._text_frames: dict[int, TextFrames] = {}
         self._openings: dict[int, _Opening] = {}
         self._collected: defaultdict[int, CollectedChoice] = defaultdict(CollectedChoice)
         self._logprobs: defaultdict[int, CompletionLogprobsRenderer] = defaultdict(
@@ -109,6 +111,21 @@ class CompletionRenderer:
             extras["token_ids"] = delta.token_ids
         extras.update(ending_fields(delta))
         yield self._chunk(CompletionChoice(index=index, text=delta.text, **extras))
+
+    def frames(self, index: int, delta: TextDelta) -> Iterator[bytes]:
+        """Yield the chunks as events."""
+        begun = index in self._begun
+        if not (begun and self._options.text_alone) or delta.finish_reason is not None:
+            yield from map(frame, self.chunks(index, delta))
+            return
+        self._usage.count(index, delta)
+        frames = self._text_frames.get(index)
+        if frames is None:
+            choice = CompletionChoice(
+                index=index, text=TextFrames.PLACE, logprobs=None, finish_reason=None
+            )
+            frames = self._text_frames[index] = TextFrames(self._chunk(choice))
+        yield frames.frame(delta.text)
 
     def usage_chunk(self) -> Completion:
         """Return the chunk without choices."""

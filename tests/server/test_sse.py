@@ -5,10 +5,12 @@ import json
 import logging
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from api_schemas import ChatChunkChoice, ChatCompletionChunk, ChatDelta
 from engine import EngineDeadError
-from server.sse import DONE, EventStream, error_frame, frame, guard
+from server.sse import DONE, EventStream, TextFrames, error_frame, frame, guard
 
 SCOPE = {"type": "http", "method": "POST"}
 
@@ -24,6 +26,15 @@ def test_a_frame_is_one_line_and_keeps_explicit_nulls_only():
     assert body["choices"][0]["finish_reason"] is None
     assert "usage" not in body
     assert "logprobs" not in body["choices"][0]
+
+
+@given(st.text() | st.sampled_from(['"\\/', "\x00\x1f\x7f", "\u2028", "🦊", "</script>", ""]))
+def test_an_event_made_from_another_is_to_the_byte_what_it_would_be(text):
+    def chunk(text: str) -> ChatCompletionChunk:
+        choice = ChatChunkChoice(index=0, delta=ChatDelta(content=text), logprobs=None)
+        return ChatCompletionChunk(id="x", created=1, model="m", choices=[choice], usage=None)
+
+    assert TextFrames(chunk(TextFrames.PLACE)).frame(text) == frame(chunk(text))
 
 
 def test_an_error_frame_is_json_whatever_the_text():

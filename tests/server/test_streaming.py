@@ -1,6 +1,7 @@
 """Streams as bytes, their errors, and clients that leave; over real sockets."""
 
 import json
+import re
 import socket
 import struct
 import threading
@@ -11,6 +12,7 @@ import httpx
 import pytest
 
 from engine import RequestFailedError
+from server.rendering.answer import AnswerOptions
 from tests.server.live import LiveServer, run_live
 
 
@@ -215,3 +217,22 @@ def test_headers_without_an_end_are_refused(live):
 
 def test_two_requests_on_one_connection(live):
     assert {live.chat(stream=streamed).status_code for streamed in (True, False, True)} == {200}
+
+
+@pytest.mark.parametrize("options", [None, {"include_usage": True}])
+@pytest.mark.parametrize("path", BODIES)
+def test_events_made_from_one_another_have_the_keys_of_events_that_are_rendered(
+    live, path, options, monkeypatch
+):
+    """Which texts share an event is a matter of time; everything around them is not."""
+    live.says("one two three four five six seven eight nine ten")
+    body = {**BODIES[path], "stream": True, "stream_options": options, "n": 2}
+
+    def shapes() -> set[bytes]:
+        events = httpx.post(f"{live.url}{path}", json=body).content.split(b"\n\n")
+        varying = rb'"(id|created|content|text)":("[^"]*"|\d+)'
+        return {re.sub(varying, rb'"\1":', event) for event in events}
+
+    quick = shapes()
+    monkeypatch.setattr(AnswerOptions, "text_alone", False)
+    assert quick == shapes()

@@ -44,8 +44,6 @@ class Admission:
         self._reserve = max_queue_size // (2 * num_clients) if num_clients > 1 else 0
         self._num_preparing = 0
         self._active: set[RequestRecord] = set()
-        # Answered, with something that waits on in the background.
-        self._outlived: set[RequestRecord] = set()
         self._ends: deque[float] = deque(maxlen=RATE_WINDOW)
 
     @property
@@ -92,14 +90,10 @@ class Admission:
         return num_places
 
     def leave(self, record: RequestRecord) -> None:
-        """Note that a request has been answered; what it has not used of its places is free again.
-
-        What it has begun in the background counts on until it has started.
-        """
+        """Note that a request is over; what it has not used of its places is free again."""
         if record.ticket is not None:
             record.ticket.release()
             self._active.discard(record)
-            self._outlived = {one for one in (*self._outlived, record) if one.num_waiting}
             self._ends.extend([time.monotonic()] * len(record.answers))
 
     def _use(self, num_places: int) -> None:
@@ -110,7 +104,7 @@ class Admission:
         if self._reserve == 0:
             return 0
         waiting: Counter[str] = Counter()
-        for record in (*self._active, *self._outlived):
+        for record in self._active:
             waiting[record.key_name] += record.num_waiting
         return sum(max(0, self._reserve - waiting[name]) for name in names)
 

@@ -7,6 +7,7 @@ Order, outermost first: CORS, RequestId, ErrorBoundary, PathRules, DrainGate. Ev
 import logging
 import re
 import uuid
+from functools import partial
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
@@ -132,7 +133,7 @@ class DrainGate:
                 state.end_active()
             else:
                 record.when_over(state.end_active)
-                state.admission.leave(record)
+                record.when_over(partial(state.admission.leave, record))
 
 
 def _is_work(scope: Scope) -> bool:

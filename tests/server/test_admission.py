@@ -100,7 +100,7 @@ def test_an_administrator_takes_no_clients_reserve_and_stands_for_none():
     assert admission.num_preparing == 8
 
 
-def test_what_goes_on_in_the_background_counts_until_it_has_started():
+def test_what_waits_in_the_engine_counts_until_it_has_started():
     admission, engine = opened(8, "ab")
     answers = []
     for _ in range(2):
@@ -110,7 +110,6 @@ def test_what_goes_on_in_the_background_counts_until_it_has_started():
         one.ticket.use(1)
         one.answers.append(AnswerRecord(3))
         answers += one.answers
-        admission.leave(one)
     engine.num_queued = 2
     admission.admit(record("b"), 6)
     for answer in answers:

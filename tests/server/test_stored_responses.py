@@ -91,6 +91,19 @@ def test_a_background_response_counts_as_what_became_of_it(live):
     assert (counted("completed"), counted("cancelled")) == (before[0] + 1, before[1])
 
 
+def test_a_background_response_has_left_the_queue_when_it_has_ended(live):
+    """From the pace of these ends clients are told when to come again."""
+    ends = live.state.admission._ends
+    before = len(ends)
+    live.manager.paused.set()
+    made = create(live, background=True).json()
+    live.manager.wait_until(lambda: live.manager.num_active == 1)
+    assert len(ends) == before
+    live.manager.paused.clear()
+    wait_for_status(live, made["id"], "completed")
+    live.manager.wait_until(lambda: len(ends) == before + 1)
+
+
 def test_an_operator_can_turn_the_store_off():
     settings = Settings(server=ServerSettings(port=0, max_stored_responses=0))
     with run_live(settings=settings) as live:

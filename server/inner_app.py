@@ -47,7 +47,7 @@ def make_batches(state: ServerState, routers: tuple[APIRouter, ...]) -> BatchSer
     install_error_handlers(app)
 
     def num_allowed() -> int:
-        if state.draining:
+        if state.draining or not state.client.is_healthy:
             return 0
         # Without priorities a batch beside others would keep them waiting; one request is little.
         return 1 if state.num_active > 0 and not has_priorities else settings.num_at_once
@@ -65,6 +65,7 @@ def _inner_state(state: ServerState, arguments: dict[str, Any]) -> ServerState:
         request_policy(state.settings), queue_seconds=None, total_seconds=None
     )
     client = EngineClient(state.manager, arguments, policy)
+    state.other_clients.append(client)
     setting = dataclasses.replace(state.setting, client=client)
     return dataclasses.replace(state, client=client, setting=setting, metrics=Metrics())
 
@@ -79,7 +80,8 @@ def _make_ask(app: ASGIApp, state: ServerState) -> Ask:
         record = RequestRecord("", "POST", path, key)
         set_current_record(record)
         try:
-            return await post(app, key, path, body)
+            reply = await post(app, key, path, body)
+            return dataclasses.replace(reply, was_begun=bool(record.answers))
         except Exception as error:
             logger.exception("a request of a batch failed unexpectedly")
             return _refusal(error)

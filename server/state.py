@@ -47,6 +47,7 @@ class ServerState:
         settings: What the operator set.
         manager: The engine's front door; the application's lifespan starts and stops it.
         client: Submits requests to it.
+        other_clients: Submit requests that nobody has a connection for; are told what it is told.
         admission: Gives places in the queue.
         metrics: What is counted and measured.
         tracing: Sends spans; None if nobody takes them.
@@ -79,6 +80,7 @@ class ServerState:
     fingerprint: str
     created: int = field(default_factory=lambda: int(time.time()))
     batches: BatchService | None = None
+    other_clients: list[EngineClient] = field(default_factory=list)
     responses: ResponseStore = field(
         default_factory=lambda: ResponseStore(max_responses=0, max_bytes=0)
     )
@@ -97,7 +99,8 @@ class ServerState:
     def fail(self, failure: str, error: EngineDeadError) -> None:
         """Note that the engine is gone, and end every request with an error."""
         self.failure = failure
-        self.client.refuse_all(error)
+        for client in (self.client, *self.other_clients):
+            client.refuse_all(error)
 
     def end_active(self) -> None:
         """Note that a request is answered no longer."""
@@ -106,7 +109,8 @@ class ServerState:
     def recover(self) -> None:
         """Note that the engine is back."""
         self.failure = None
-        self.client.accept()
+        for client in (self.client, *self.other_clients):
+            client.accept()
 
     @property
     def is_ready(self) -> bool:

@@ -2,7 +2,8 @@
 
 One thread owns the connection and the folder; coroutines hand it functions and await their results.
 Each function is one transaction, so that a process that dies leaves a batch as it was before a line
-or after it, never in between.
+or after it, never in between. A file belongs to the transaction that makes it: if that fails, it
+goes, too, and one that a killed process has left without an entry goes when the folder is opened.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 Result = TypeVar("Result")
 
@@ -36,6 +37,7 @@ class Database:
         self._folder = folder
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self._connection: sqlite3.Connection | None = None
+        self._new_files: list[Path] = []
 
     @property
     def files(self) -> Path:
@@ -56,6 +58,10 @@ class Database:
         self._connection = sqlite3.connect(self._folder / "batches.sqlite3")
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.executescript(SCHEMA)
+        known = {name for (name,) in self._connection.execute("SELECT id FROM files")}
+        for path in self.files.iterdir():
+            if path.name not in known:
+                path.unlink()
 
     async def run(self, function: Callable[[sqlite3.Connection], Result]) -> Result:
         """Return what a function returns, as one transaction."""
@@ -63,8 +69,20 @@ class Database:
 
     def _run(self, function: Callable[[sqlite3.Connection], Result]) -> Result:
         assert self._connection is not None, "the folder is not open"
-        with self._connection:
-            return function(self._connection)
+        self._new_files.clear()
+        try:
+            with self._connection:
+                return function(self._connection)
+        except BaseException:
+            for path in self._new_files:
+                path.unlink(missing_ok=True)
+            raise
+
+    def new_file(self, file_id: str) -> BinaryIO:
+        """Open the content of a new file, which the transaction that runs enters."""
+        path = self.files / file_id
+        self._new_files.append(path)
+        return path.open("wb")
 
     async def close(self) -> None:
         """Close the folder; what was handed over before is done first."""

@@ -4,8 +4,7 @@ import shutil
 import sqlite3
 import time
 import uuid
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -48,7 +47,7 @@ class FileStore:
                 message = "There is no room for this file; delete others."
                 raise RequestError(message, param="file", code="storage_full", status=413)
             described = _describe(filename, num_bytes, "batch")
-            with _new_file(self.path_of(described.id)) as target:
+            with self._database.new_file(described.id) as target:
                 shutil.copyfileobj(content, target)
             _insert(connection, owner, described)
             return described
@@ -61,7 +60,7 @@ class FileStore:
         """Keep a file that a batch has made; on the database's thread."""
         file_id = _new_id()
         num_bytes = 0
-        with _new_file(self.path_of(file_id)) as target:
+        with self._database.new_file(file_id) as target:
             for line in lines:
                 num_bytes += target.write(line.encode() + b"\n")
         described = _describe(filename, num_bytes, "batch_output", file_id)
@@ -91,28 +90,16 @@ class FileStore:
 
         def forget(connection: sqlite3.Connection) -> bool:
             query = "DELETE FROM files WHERE id = ? AND owner = ?"
-            if connection.execute(query, (file_id, owner)).rowcount == 0:
-                return False
-            self.path_of(file_id).unlink(missing_ok=True)
-            return True
+            return connection.execute(query, (file_id, owner)).rowcount > 0
 
         if not await self._database.run(forget):
             raise file_not_found(file_id, "file_id")
+        # Not before the entry is gone for good.
+        await self._database.run(lambda _: self.path_of(file_id).unlink(missing_ok=True))
 
     def path_of(self, file_id: str) -> Path:
         """Return where a known file's content lies."""
         return self._database.files / file_id
-
-
-@contextmanager
-def _new_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that is there whole in the end, or not at all."""
-    try:
-        with path.open("wb") as target:
-            yield target
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
 
 
 def _new_id() -> str:

@@ -18,11 +18,13 @@ class Reply:
         status: HTTP status.
         headers: By lower-case name.
         body: The JSON object.
+        was_begun: Whether the engine had taken the request.
     """
 
     status: int
     headers: dict[str, str]
     body: dict[str, Any]
+    was_begun: bool = False
 
 
 async def post(app: ASGIApp, key: Key | None, path: str, body: bytes) -> Reply:

@@ -193,10 +193,13 @@ class BatchRunner:
             await asyncio.gather(*working, stopped, return_exceptions=True)
 
     async def _answer(self, owned: OwnedBatch, line: BatchLine) -> None:
-        """Answer one line and keep its result; a full queue is waited for."""
+        """Answer one line and keep its result; a full queue is waited for.
+
+        A line that was lost with the engine has that as its result: it may have been the cause.
+        """
         batch = owned.batch
         reply = await self._ask(owned.owner, batch.endpoint, line.body)
-        while reply.status in BUSY:
+        while reply.status in BUSY and not reply.was_begun:
             await asyncio.sleep(min(_retry_after(reply), LONGEST_WAIT_SECONDS))
             reply = await self._ask(owned.owner, batch.endpoint, line.body)
         request_id = f"batch_req_{uuid.uuid4().hex}"

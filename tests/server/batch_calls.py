@@ -17,13 +17,21 @@ OF_A = {"Authorization": "Bearer first-secret"}
 OF_B = {"Authorization": "Bearer second-secret"}
 MESSAGES = [{"role": "user", "content": "hello"}]
 CHAT: Final = "/v1/chat/completions"
+SERVER = ServerSettings(port=0)
 
 
 @contextmanager
-def serving(folder, *, keys: KeyRing | None = None, queue_size: int = 0, **limits: Any):
+def serving(
+    folder,
+    *,
+    keys: KeyRing | None = None,
+    queue_size: int = 0,
+    server: ServerSettings = SERVER,
+    **limits: Any,
+):
     settings = Settings(
         model=ModelSettings(served_names=("tiny",)),
-        server=ServerSettings(port=0),
+        server=server,
         batches=BatchSettings(folder=str(folder), **limits),
         keys=keys or KeyRing(),
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine import QueueFullError, RequestFailedError
+from engine import EngineStatistics, QueueFullError, RequestFailedError
 from server.batches.database import Database
 from server.batches.records import BatchRecords
 from server.settings import BatchSettings, ServerSettings, Settings
@@ -137,6 +137,67 @@ def test_a_folder_that_cannot_be_used_for_a_while_loses_nothing(live, monkeypatc
     done = wait_for(live, begin(live, [line("a"), line("b")])["id"], "completed", "failed")
     assert done["request_counts"] == {"total": 2, "completed": 2, "failed": 0}
     wait_for(live, begin(live, [line("c")])["id"], "completed")
+
+
+def test_a_line_that_is_lost_with_the_engine_fails_and_the_rest_wait_for_another(
+    tmp_path, monkeypatch
+):
+    stays = ServerSettings(port=0, engine_failure="stay", hang_timeout_seconds=0.2)
+    with serving(tmp_path, server=stays, num_at_once=1) as live:
+        live.manager.paused.set()
+        hangs = EngineStatistics(num_live=1, num_steps=7)
+        with monkeypatch.context() as patch:
+            patch.setattr(live.manager, "statistics", lambda: hangs)
+            batch = begin(live, [line(f"r{n}") for n in range(3)])
+            live.manager.wait_until(lambda: live.state.failure == "hung")
+            url = f"/v1/batches/{batch['id']}"
+            live.manager.wait_until(
+                lambda: live.http.get(url).json()["request_counts"]["failed"] == 1
+            )
+            assert live.http.get(url).json()["status"] == "in_progress"
+        assert len(live.manager.added) == 1, "nothing is asked of an engine that hangs"
+        live.manager.paused.clear()
+        live.state.recover()
+        done = wait_for(live, batch["id"], "completed")
+        assert done["request_counts"] == {"total": 3, "completed": 2, "failed": 1}
+        [lost] = content(live, done["error_file_id"]).values()
+        assert lost["response"]["body"]["error"]["code"] == "engine_dead"
+
+
+def _cannot_insert(*_: object) -> None:
+    raise sqlite3.OperationalError("database or disk is full")
+
+
+def test_a_file_that_cannot_be_entered_is_not_kept(live, monkeypatch):
+    monkeypatch.setattr("server.batches.runner.RETRY_SECONDS", 0.01)
+    files = live.state.batches.files
+    write = files.write_lines
+    causes = iter([OSError("no space left on device")] * 2)
+
+    def fails_twice_at_the_second(connection: Any, owner: str, name: str, lines: Any) -> Any:
+        if name.endswith("_error.jsonl") and (cause := next(causes, None)) is not None:
+            raise cause
+        return write(connection, owner, name, lines)
+
+    monkeypatch.setattr(files, "write_lines", fails_twice_at_the_second)
+    wrong = line("wrong", messages=MESSAGES, temperature=9)
+    done = wait_for(live, begin(live, [line("fine"), wrong])["id"], "completed")
+    entered = {done["input_file_id"], done["output_file_id"], done["error_file_id"]}
+    kept = files.path_of("x").parent
+    assert {path.name for path in kept.iterdir()} == entered
+    with monkeypatch.context() as patch:
+        patch.setattr("server.batches.files._insert", _cannot_insert)
+        assert upload(live, [line("a")]).status_code == 500
+    assert {path.name for path in kept.iterdir()} == entered
+
+
+def test_what_a_killed_process_left_without_an_entry_is_removed(tmp_path):
+    with serving(tmp_path) as first:
+        file_id = upload(first, [line("a")]).json()["id"]
+    (tmp_path / "files" / "file-half").write_bytes(b"{")
+    with serving(tmp_path) as second:
+        assert [path.name for path in (tmp_path / "files").iterdir()] == [file_id]
+        assert second.http.get(f"/v1/files/{file_id}/content").status_code == 200
 
 
 async def test_a_batch_that_ends_while_it_is_cancelled_has_one_end(tmp_path):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from engine import EngineStoppingError, FinishReason, GenerationOutput, TokenLogprobs
+from server.request_errors import RequestCancelledError
 from server.request_record import AnswerRecord
 
 
@@ -101,11 +102,14 @@ class CompletionStream:
         self._error = output.exception or EngineStoppingError("the engine cancelled the request")
 
     def fail(self, error: BaseException) -> None:
-        """End the stream with an error and cancel the request, if it still runs."""
+        """End the stream with an error and cancel the request, if it still runs.
+
+        Somebody who wants no more of it is no failure of the server.
+        """
         if self._ended:
             return
         self._error = error
-        self.record.end("error")
+        self.record.end("cancelled" if isinstance(error, RequestCancelledError) else "error")
         self._end()
         self._cancel(self.request_id)
         self._arrived.set()

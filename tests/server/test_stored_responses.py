@@ -79,16 +79,25 @@ def test_a_request_is_active_once_until_its_response_has_ended(live):
     live.manager.wait_until(lambda: live.state.num_active == 0)
 
 
-def test_a_background_response_counts_as_what_became_of_it(live):
-    def counted(outcome: str) -> float:
-        pattern = rf'^slipstream_requests_total{{outcome="{outcome}"}} (.*)$'
-        found = re.search(pattern, live.http.get("/metrics").text, re.MULTILINE)
-        return float(found[1]) if found else 0.0
+def counted(live, outcome: str) -> float:
+    pattern = rf'^slipstream_requests_total{{outcome="{outcome}"}} (.*)$'
+    found = re.search(pattern, live.http.get("/metrics").text, re.MULTILINE)
+    return float(found[1]) if found else 0.0
 
-    before = counted("completed"), counted("cancelled")
-    wait_for_status(live, create(live, background=True).json()["id"], "completed")
+
+@pytest.mark.parametrize("outcome", ["completed", "cancelled"])
+def test_a_background_response_counts_as_what_became_of_it(live, outcome):
+    before = {name: counted(live, name) for name in ("completed", "cancelled", "failed")}
+    if outcome == "cancelled":
+        live.manager.paused.set()
+    made = create(live, background=True).json()
+    if outcome == "cancelled":
+        live.http.post(f"/v1/responses/{made['id']}/cancel")
+        live.manager.paused.clear()
+    wait_for_status(live, made["id"], outcome)
     live.manager.wait_until(lambda: live.state.num_active == 0)
-    assert (counted("completed"), counted("cancelled")) == (before[0] + 1, before[1])
+    now = {name: counted(live, name) for name in before}
+    assert now == {**before, outcome: before[outcome] + 1}
 
 
 def test_a_background_response_has_left_the_queue_when_it_has_ended(live):

@@ -131,7 +131,8 @@ def load_tokenizer(settings: Settings, stored: StoredModel) -> PreTrainedTokeniz
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             stored.folder, trust_remote_code=False
         )
-    except (OSError, ValueError) as error:
+    except Exception as error:
+        # As with weights; some of what the library raises is a plain Exception.
         raise ModelUnavailableError(
             f"{stored.folder} has no tokenizer that can be read: {error}"
         ) from error

@@ -77,7 +77,7 @@ class GGUFFile:
             try:
                 content = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
                 self.metadata, self.tensors = _Reader(content).read()
-            except (ArithmeticError, LookupError, ValueError, struct.error) as error:
+            except (ArithmeticError, LookupError, TypeError, ValueError, struct.error) as error:
                 raise UnsupportedModelError(
                     f"{path} cannot be read as a GGUF file: {error}"
                 ) from error

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from server import launch
+from server.model_store import StoredModel
 from server.settings import ModelSettings, ServerSettings, Settings
 from server.startup_errors import ModelUnavailableError
 
@@ -45,3 +46,12 @@ def test_the_port_is_open_while_a_model_is_fetched(monkeypatch, path):
     assert live.status_code == 200
     assert (ready.status_code, ready.json()) == (503, {"status": "fetching"})
     assert models.json()["error"]["code"] == "model_loading"
+
+
+@pytest.mark.parametrize("content", ["{", "{}", '{"version": "1.0", "model": {"type": "x"}}'])
+def test_a_damaged_tokenizer_is_named(tmp_path, content):
+    (tmp_path / "tokenizer.json").write_text(content)
+    kind = '{"tokenizer_class": "PreTrainedTokenizerFast"}'
+    (tmp_path / "tokenizer_config.json").write_text(kind)
+    with pytest.raises(ModelUnavailableError, match="no tokenizer that can be read"):
+        launch.load_tokenizer(Settings(), StoredModel(tmp_path, "broken"))

@@ -182,6 +182,7 @@ class TestRefusals:
             # Arrays in arrays, deeper than the interpreter goes; an alignment to nothing.
             (struct.pack("<QcII", 1, b"x", 9, 9) + struct.pack("<QI", 1, 9) * 5000, "of arrays"),
             (struct.pack("<Q17sII", 17, b"general.alignment", 4, 0), "division"),
+            (struct.pack("<Q17sIIQB", 17, b"general.alignment", 9, 0, 1, 8), "list"),
             (struct.pack("<QcI", 1, b"x", 99), "99"),
         ],
     )

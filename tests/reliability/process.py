@@ -134,7 +134,10 @@ class Breakable:
 
     def wait_until_ready(self) -> None:
         self.wait_for_port()
-        until(lambda: self.get("/ready").status_code == 200, seconds=60)
+        until(self.is_ready, seconds=60)
+
+    def is_ready(self) -> bool:
+        return self.get("/ready").status_code == 200
 
     def get(self, path: str) -> httpx.Response:
         return self.http.get(f"{self.url}{path}")

@@ -35,8 +35,8 @@ SETTINGS = Settings(
     server=ServerSettings(port=0, engine_failure="stay"),
 )
 DEADLINE_SECONDS = 60.0
-# Pools of a fixed size, which make their threads when they first need them.
-POOLS = ("prompt-encoding", "asyncio_")
+# Pools of a bounded size, which make their threads when they first need them.
+POOLS = ("prompt-encoding", "asyncio_", "AnyIO worker thread")
 
 Result = TypeVar("Result")
 

@@ -96,9 +96,9 @@ class ResponseRun:
             # Taken before looking: what comes after the look sets it.
             changed = self._changed
             if self.event_use is EventUse.PASSED_ON:
-                taken, self._frames = self._frames, []
-                for one in taken:
-                    yield one
+                # One by one: more may come while a slow reader takes one.
+                while self._frames:
+                    yield self._frames.pop(0)
             while position < len(self._frames):
                 yield self._frames[position]
                 position += 1

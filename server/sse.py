@@ -35,12 +35,12 @@ class TextFrames:
     events of a stream nearly all differ in nothing but their text.
     """
 
-    # Stands for the text. No client can have put it anywhere else: ids and model names are short.
+    # Stands for the text, which comes after all that a client may have put into the object.
     PLACE = "\0" * 32 + "the text"
 
     def __init__(self, model: BaseModel) -> None:
         """Take an object in which the text is `PLACE`."""
-        before, place, after = frame(model).partition(to_json(self.PLACE))
+        before, place, after = frame(model).rpartition(to_json(self.PLACE))
         assert place, "the object holds no text to replace"
         self._before, self._after = before, after
 

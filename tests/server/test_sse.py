@@ -37,6 +37,17 @@ def test_an_event_made_from_another_is_to_the_byte_what_it_would_be(text):
     assert TextFrames(chunk(TextFrames.PLACE)).frame(text) == frame(chunk(text))
 
 
+def test_the_text_comes_after_what_a_client_has_put_into_the_object():
+    def chunk(text: str) -> ChatCompletionChunk:
+        choice = ChatChunkChoice(index=0, delta=ChatDelta(content=text))
+        tier = TextFrames.PLACE
+        return ChatCompletionChunk(
+            id="x", created=1, model="m", service_tier=tier, choices=[choice]
+        )
+
+    assert TextFrames(chunk(TextFrames.PLACE)).frame("a") == frame(chunk("a"))
+
+
 def test_an_error_frame_is_json_whatever_the_text():
     body = json.loads(error_frame(ValueError('"}\n\n'))[6:])
     assert set(body["error"]) == {"message", "type", "param", "code"}

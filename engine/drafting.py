@@ -16,6 +16,8 @@ FIRST_ACCEPTANCE = 0.5
 ACCEPTANCE_GAIN = 0.2
 # A request whose guesses do not pay has one more tried after so many tokens.
 RETRY_TOKENS = 32
+# Tokens of a prompt that are entered into a lookup in one step; each takes some 5 microseconds.
+READ_TOKENS = 256
 
 
 class PromptLookup:
@@ -32,16 +34,21 @@ class PromptLookup:
         self._num_read = 0
         self._place_after: dict[tuple[int, ...], int] = {}
 
-    def catch_up(self, generated: Sequence[int]) -> None:
-        """Read what the answer has grown by since the last call."""
+    def catch_up(self, generated: Sequence[int]) -> bool:
+        """Read on in the prompt and in the answer; return whether all of it is read.
+
+        A call reads a part only: all streams wait for it.
+        """
         tokens = self._tokens
         tokens += generated[len(tokens) - self._num_prompt :]
         # The newest token has no successor yet, so nothing that ends with it is entered.
-        for stop in range(self._num_read + 1, len(tokens)):
+        end = min(len(tokens), self._num_read + 1 + READ_TOKENS)
+        for stop in range(self._num_read + 1, end):
             for size in NGRAM_SIZES:
                 if size <= stop:
                     self._place_after[tuple(tokens[stop - size : stop])] = stop
-        self._num_read = max(0, len(tokens) - 1)
+        self._num_read = max(0, end - 1)
+        return end == len(tokens)
 
     def propose(self, count: int) -> list[int]:
         """Return `count` tokens that may come next, or none.
@@ -86,7 +93,8 @@ class Drafting:
             if len(generated) - self._num_tried_at < RETRY_TOKENS:
                 return []
             count = 1
-        self._lookup.catch_up(generated)
+        if not self._lookup.catch_up(generated):
+            return []
         guesses = self._lookup.propose(count)
         if guesses:
             self._num_tried_at = len(generated)

@@ -378,6 +378,7 @@ class EngineLoop:
 def _abort(request: RequestState, error: EngineError) -> GenerationOutput:
     """End a request in whatever state a fault has left it."""
     _detach(request)
+    request.let_go()
     request.finish(RequestStatus.FAILED, FinishReason.ERROR, error)
     return request.make_output()
 

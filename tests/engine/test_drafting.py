@@ -5,7 +5,7 @@ import random
 import pytest
 
 from engine import drafting
-from engine.drafting import NGRAM_SIZES, RETRY_TOKENS, Drafting, PromptLookup
+from engine.drafting import NGRAM_SIZES, READ_TOKENS, RETRY_TOKENS, Drafting, PromptLookup
 
 LEAST = 0.1
 
@@ -42,6 +42,16 @@ def test_guesses_are_those_of_a_search_through_everything(seed):
         assert lookup.propose(count) == expected
         num_found += bool(expected)
     assert num_found > 0
+
+
+def test_a_long_prompt_is_read_in_parts_and_nothing_is_guessed_before_its_end():
+    prompt = [1, 2, 3] * READ_TOKENS
+    lookup = PromptLookup(prompt)
+    whole = [lookup.catch_up([]) for _ in range(4)]
+    assert whole == [False, False, True, True]
+    drafting = Drafting(prompt)
+    drafts = [drafting.draft([], 4, LEAST) for _ in range(3)]
+    assert [len(draft) > 0 for draft in drafts] == [False, False, True]
 
 
 class Read(list):

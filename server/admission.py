@@ -71,7 +71,8 @@ class Admission:
             others = self._clients - {record.key_name}
             most = self._max_queue_size - self._reserve * len(others)
             if in_turns:
-                num_places = min(num_places, most)
+                # A long list goes on for long, and is to leave room for others.
+                num_places = min(num_places, max(1, most // 2))
             elif num_places > most:
                 raise RequestError(
                     f"The request asks for {num_places} answers, more than the {most} places of "

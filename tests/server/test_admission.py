@@ -122,11 +122,11 @@ def test_what_waits_in_the_engine_counts_until_it_has_started():
 def test_what_comes_in_turns_keeps_its_places_and_makes_do_with_few():
     admission, _ = opened(4)
     one = record()
-    assert admission.admit(one, 8, in_turns=True) == 4
+    assert admission.admit(one, 8, in_turns=True) == 2
     assert one.ticket is not None
     one.ticket.use(1)
     with pytest.raises(QueueFullError):
-        admission.admit(record(), 1)
+        admission.admit(record(), 3)
     admission.leave(one)
     assert admission.num_preparing == 0
     assert admission.admit(record(), 2, in_turns=True) == 2

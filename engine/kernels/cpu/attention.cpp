@@ -378,11 +378,12 @@ private:
     std::vector<Softmax> states, all;
 };
 
-// Make an item of each span of an item.
+// Make an item of each span of a single query's item.
 void cut_spans(AttentionWork& work) {
     std::vector<Item> items;
     for (const Item& item : work.items) {
-        if (item.last_span == 1) {
+        // Partial results take memory: a chunk of a prompt has items enough without them.
+        if (item.last_span == 1 || item.num_rows > 1) {
             items.push_back(item);
             continue;
         }

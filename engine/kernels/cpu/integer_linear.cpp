@@ -53,8 +53,12 @@ void round_group(const float* x, int64_t count, Activations& to) {
     // No scale for these: the outputs must show it.
     bool is_finite = highest <= std::numeric_limits<float>::max();
     for (int i = 0; i < kLanes; ++i) is_finite &= !is_nan[i];
-    const float inverse = highest > 0.0f && is_finite ? 127.0f / highest : 0.0f;
-    to.scale = is_finite ? highest / 127.0f : std::numeric_limits<float>::quiet_NaN();
+    // Numbers so small that the inverse of their scale has no finite value count as zeros.
+    const bool has_scale = is_finite && highest > 1e-30f;
+    const float inverse = has_scale ? 127.0f / highest : 0.0f;
+    to.scale = has_scale  ? highest / 127.0f
+               : is_finite ? 0.0f
+                           : std::numeric_limits<float>::quiet_NaN();
     int32_t total = 0;
     for (int64_t i = 0; i < kGroup; ++i) {
         const int32_t code = is_finite ? int32_t(std::nearbyint(filled[i] * inverse)) : 0;

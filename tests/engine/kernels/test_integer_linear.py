@@ -111,6 +111,13 @@ def test_numbers_that_are_not_finite_show_in_their_row_alone(make, special):
     assert torch.equal(output[[0, 1, 3, 4]], clean[[0, 1, 3, 4]])
 
 
+@pytest.mark.parametrize("size", [1e-45, 1e-38, 1e-31])
+def test_numbers_too_small_for_a_scale_count_as_zeros(make, size):
+    packed, _ = make(40, 64)
+    x = torch.full((2, 64), size)
+    assert torch.equal(packed.linear(x), torch.zeros(2, 40))
+
+
 def test_zeros_give_the_bias(make):
     packed, _ = make(40, 24)
     bias = torch.randn(40)

@@ -88,7 +88,10 @@ def store_weights(
 
 
 def _store(model: PreTrainedModel, weights: str, activations: str, *, use_kernels: bool) -> None:
-    if weights == "fp32" or _is_packed(model):
+    if weights == "fp32" or (weights == "auto" and _is_packed(model)):
+        return
+    if _is_packed(model):
+        _check_formats(model, weights, activations)
         return
     reason = _obstacle(model, use_kernels=use_kernels)
     linears = dict(_linears(model))
@@ -104,6 +107,20 @@ def _store(model: PreTrainedModel, weights: str, activations: str, *, use_kernel
             f"{type(model).__name__} has no linear layers to store as {weights}"
         )
     _pack(model, linears, weights, activations)
+
+
+def _check_formats(model: PreTrainedModel, weights: str, activations: str) -> None:
+    """Refuse another format than the one in which a model is packed already."""
+    asked = {format_for(kind, activations) for kind in FORMATS[weights]}
+    if weights == "bf16":
+        asked.add(Format.AMX_BF16)
+    others = {m.format for m in model.modules() if isinstance(m, QuantizedLinear)} - asked
+    if others:
+        raise UnsupportedConfigError(
+            f"weights={weights!r} with activations={activations!r} cannot be had: the weights of "
+            f"this model are packed already, as {min(others).name}; load it again",
+            field="weights",
+        )
 
 
 def has_int8_activations(model: nn.Module) -> bool:

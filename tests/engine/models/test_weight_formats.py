@@ -166,6 +166,17 @@ def test_a_format_of_the_tile_unit_is_refused_without_one(monkeypatch):
         engine.wrap(make(CONFIGS["tied"]), weights="bf16x3")
 
 
+def test_a_model_that_is_packed_stays_as_it_is_or_is_refused():
+    model = make(CONFIGS["tied"])
+    expected = generate(engine.wrap(model, weights="int4"))
+    for weights in ("int4", "auto", "fp32"):
+        assert generate(engine.wrap(model, weights=weights)) == expected
+    with pytest.raises(UnsupportedConfigError, match="packed already, as INT8"):
+        engine.wrap(model, weights="bf16")
+    with pytest.raises(UnsupportedConfigError, match="packed already, as INT8"):
+        engine.wrap(model, weights="int4", activations="int8")
+
+
 def test_an_unknown_format_is_refused_before_anything_is_loaded():
     with pytest.raises(UnsupportedConfigError, match="weights is 'int9'"):
         engine.load("there/is/nothing/here", weights="int9")

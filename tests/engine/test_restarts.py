@@ -37,7 +37,9 @@ def cumulative(manager) -> dict[str, int]:
 
 @pytest.mark.parametrize("way", ["restart", "other weights"])
 def test_no_count_is_lost_when_the_scheduler_is_replaced(way, make_manager, monkeypatch):
-    manager = make_manager(num_blocks=4, safety_margin=0.0, cpu_offload_space=0.01)
+    manager = make_manager(
+        num_blocks=4, safety_margin=0.0, cpu_offload_space=0.01, max_draft_tokens=4
+    )
     for number in range(4):
         manager.add_request([number, number], max_new_tokens=40)
     manager.start()
@@ -66,4 +68,5 @@ def test_each_statistic_is_of_the_moment_or_counts():
     assert names >= OF_THE_MOMENT
     assert names - OF_THE_MOMENT == {
         "num_preemptions", "num_swapped_out", "num_swapped_in", "num_steps", "num_restarts",
+        "num_drafted_tokens", "num_accepted_tokens",
     }  # fmt: skip

@@ -53,10 +53,15 @@ def load_gguf_model(path: Path, *, keep_packed: bool, activations: str = "fp32")
     """
     file = GGUFFile(path)
     config = model_config(file)
-    with no_init_weights():
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            config, dtype=torch.float32
-        )
+    try:
+        with no_init_weights():
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                config, dtype=torch.float32
+            )
+    except (ArithmeticError, TypeError, ValueError, LookupError, RuntimeError) as error:
+        raise UnsupportedModelError(
+            f"{path.name} describes a model that cannot be: {error}"
+        ) from error
     _Filler(file, model, keep_packed=keep_packed, activations=activations).fill()
     model.generation_config.pad_token_id = config.pad_token_id
     return model

@@ -211,6 +211,10 @@ class TestRefusals:
                 "describes a model that cannot be",
             ),
             (
+                lambda f: f.metadata.update({"llama.attention.key_length": 0}),
+                "describes a model that cannot be",
+            ),
+            (
                 lambda f: f.metadata.update({"llama.embedding_length": "many"}),
                 "describes a model that cannot be",
             ),

@@ -7,6 +7,7 @@ import logging
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sse_starlette import EventSourceResponse
 
 from api_schemas import ChatChunkChoice, ChatCompletionChunk, ChatDelta
 from engine import EngineDeadError
@@ -67,6 +68,10 @@ async def test_an_error_becomes_an_event_and_done_comes_last(error, level, caplo
     assert b'"error"' in frames[1]
     assert frames[2:] == [DONE]
     assert caplog.records[-1].levelname == level
+
+
+def test_what_is_replaced_in_the_library_is_still_there():
+    assert callable(EventSourceResponse._send_with_timeout)
 
 
 async def test_a_stream_that_never_began_is_closed_too():

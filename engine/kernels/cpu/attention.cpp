@@ -28,9 +28,6 @@ constexpr int64_t kSpan = 512;
 constexpr int64_t kQueriesPerItem = 16;
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
-// With so few rows a piece is read for the first time when it is needed: ask for the next one.
-constexpr int64_t kRowsToAskAhead = 12;
-
 // The sums that fit the registers beside what is multiplied.
 constexpr int kSums = kTileRows * kTileVectors;
 
@@ -271,8 +268,7 @@ private:
         find_slots(start, first, end, slots);
         for (int64_t piece = start; piece < end; piece += kPiece)
             for (int64_t kv = first_kv; kv < last_kv; ++kv)
-                take_piece(kv, piece, slots + piece - start, std::min(kPiece, end - piece),
-                           std::min(kPiece, end - piece - kPiece));
+                take_piece(kv, piece, slots + piece - start, std::min(kPiece, end - piece));
     }
 
     // The slot of each position from `start` to the end of the last piece. What does not exist, or
@@ -296,36 +292,18 @@ private:
         return a.values + (slot * a.kv_heads + kv) * a.value_dim;
     }
 
-    // `count` of a piece's positions exist, and `next` of the piece after it.
-    void take_piece(int64_t kv, int64_t piece, const int64_t* slots, int64_t count, int64_t next) {
+    // `count` of a piece's positions exist.
+    void take_piece(int64_t kv, int64_t piece, const int64_t* slots, int64_t count) {
         const float* keys[kPiece];
         const float* values[kPiece];
         for (int64_t j = 0; j < kPiece; ++j) {
             keys[j] = key(slots[j], kv);
             values[j] = value(slots[j], kv);
         }
-        for (int64_t j = 0; j < kPiece; j += 8) {
-            if (height <= kRowsToAskAhead)
-                ask_for(kv, slots + kPiece + j, std::min<int64_t>(8, next - j));
-            transpose(keys + j, turned + j, a.key_dim);
-        }
+        for (int64_t j = 0; j < kPiece; j += 8) transpose(keys + j, turned + j, a.key_dim);
         const int64_t first = (kv - first_kv) * height, last = first + height;
         for (int64_t row = first; row < last; row += kTileRows)
             take_rows(row, std::min<int64_t>(kTileRows, last - row), piece, values, count);
-    }
-
-    void ask_for(int64_t kv, const int64_t* slots, int64_t count) const {
-        for (int64_t j = 0; j < count; ++j) {
-            ask(key(slots[j], kv), a.key_dim);
-            ask(value(slots[j], kv), a.value_dim);
-            // To GCC 12 a function that only asks for memory has no effect, and its call vanishes.
-            asm volatile("");
-        }
-    }
-
-    static void ask(const float* from, int64_t width) {
-        for (int64_t i = 0; i < width; i += 16) __builtin_prefetch(from + i);
-        asm volatile("");
     }
 
     // One tile of rows over a piece, of which `count` keys exist.

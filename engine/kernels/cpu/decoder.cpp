@@ -5,6 +5,7 @@
 // and meets six times in each. A row is computed in an order of its own (see tile.h, rows.h and
 // attention.cpp), whatever the batch and the team.
 
+#include <memory>
 #include <vector>
 #ifdef _OPENMP
 #include <omp.h>
@@ -66,12 +67,7 @@ struct Buffers {
     float* gate_up;    // [rows, 2 intermediate]
     float* activated;  // [rows, intermediate]
     float* normed;     // [threads, rows of a tile, hidden]
-    float* partials;   // [partial rows, heads, head_dim + 2]
 };
-
-AttentionWork attention_of(const Step& s) {
-    return attention_work(s.requests, s.query_starts, s.context_lengths, s.kv_heads, s.threads);
-}
 
 int64_t widest_input(const Step& s) {
     return std::max({s.hidden, s.heads * s.head_dim, s.intermediate});
@@ -85,7 +81,7 @@ int64_t packed_size(int64_t rows, int64_t depth) {
     return std::max(rows * depth, (bytes + 3) / 4);
 }
 
-int64_t lay_out(const Step& s, const AttentionWork& work, float* base, Buffers& b) {
+int64_t lay_out(const Step& s, float* base, Buffers& b) {
     const int64_t query_width = s.heads * s.head_dim;
     float* at = base;
     auto take = [&](int64_t count) {
@@ -102,14 +98,14 @@ int64_t lay_out(const Step& s, const AttentionWork& work, float* base, Buffers& 
     b.gate_up = take(s.rows * 2 * s.intermediate);
     b.activated = take(s.rows * s.intermediate);
     b.normed = take(s.threads * kMaxTileRows * s.hidden);
-    b.partials = take(work.partial_rows * s.heads * (s.head_dim + 2));
     return at - base;
 }
 
 class Run {
 public:
-    Run(const Step& step, const Buffers& buffers, const AttentionWork& work, Member member)
-        : s(step), b(buffers), work(work), me(member) {}
+    Run(const Step& step, const Buffers& buffers, const AttentionWork& work, float* partials,
+        Member member)
+        : s(step), b(buffers), work(work), partials(partials), me(member) {}
 
     void layer(const Layer& layer, std::atomic<int64_t>& next_item) {
         linear(layer.qkv, pack_normed(layer.qkv, layer.attention_norm, layer.attention_epsilon),
@@ -223,7 +219,7 @@ private:
         const Attention a{b.queries,   layer.keys,    layer.values, b.attended,
                           s.block_table, s.table_width, s.page_size,  s.heads,
                           s.kv_heads,  s.head_dim,    s.head_dim,   float(layer.scaling),
-                          float(layer.softcap), layer.window, nullptr, b.partials};
+                          float(layer.softcap), layer.window, nullptr, partials};
         const int64_t units = work.num_units();
         for (int64_t unit; (unit = next_item.fetch_add(1, std::memory_order_relaxed)) < units;)
             attend_to(a, work, unit);
@@ -249,6 +245,7 @@ private:
     const Step& s;
     const Buffers& b;
     const AttentionWork& work;
+    float* const partials;  // [partial rows, heads, head_dim + 2]
     Member me;
 };
 
@@ -259,14 +256,18 @@ extern "C" {
 // How many floats a step's workspace must hold.
 int64_t decoder_workspace(const Step* step) {
     Buffers buffers;
-    return lay_out(*step, attention_of(*step), nullptr, buffers);
+    return lay_out(*step, nullptr, buffers);
 }
 
 void run_decoder(const Step* step) {
     const Step& s = *step;
-    const AttentionWork work = attention_of(s);
     Buffers buffers;
-    lay_out(s, work, s.workspace, buffers);
+    lay_out(s, s.workspace, buffers);
+    const AttentionWork work =
+        attention_work(s.requests, s.query_starts, s.context_lengths, s.kv_heads, s.threads);
+    // What it takes is known here only: what queries are cut into depends on the whole step.
+    const std::unique_ptr<float[]> partials(
+        new float[work.partial_rows * s.heads * (s.head_dim + 2)]);
     std::vector<std::atomic<int64_t>> next_items(s.num_layers);
     for (auto& next : next_items) next.store(0, std::memory_order_relaxed);
 #ifdef _OPENMP
@@ -276,13 +277,13 @@ void run_decoder(const Step* step) {
     {
 #pragma omp single
         barrier = new Barrier(omp_get_num_threads());
-        Run run(s, buffers, work, {omp_get_thread_num(), omp_get_num_threads(), *barrier});
+        Run run(s, buffers, work, partials.get(), {omp_get_thread_num(), omp_get_num_threads(), *barrier});
         for (int64_t i = 0; i < s.num_layers; ++i) run.layer(s.layers[i], next_items[i]);
     }
     delete barrier;
 #else
     Barrier barrier(1);
-    Run run(s, buffers, work, {0, 1, barrier});
+    Run run(s, buffers, work, partials.get(), {0, 1, barrier});
     for (int64_t i = 0; i < s.num_layers; ++i) run.layer(s.layers[i], next_items[i]);
 #endif
 }

@@ -23,6 +23,7 @@ from rich.progress import track
 from rich.table import Table
 from torch.nn import functional
 
+from benchmarks.host import print_facts
 from benchmarks.kernels import SPREAD_BYTES, best_times
 from benchmarks.machine import describe_machine
 from engine.attention.cpu import CpuBackend
@@ -114,9 +115,7 @@ def main(arguments: list[str]) -> None:
     for measure, length in track(todo, "Measuring", console=Console(stderr=True)):
         table.add_row(*measure(shape, length, options.seconds))
     console = Console(width=None if sys.stdout.isatty() else 100)
-    for name, value in describe_machine().items():
-        console.print(f"{name:>14}  {value}", highlight=False)
-    console.print(f"{'command':>14}  python -m benchmarks.attention {' '.join(arguments)}")
+    print_facts(console, describe_machine(), "attention", arguments)
     console.print(table)
 
 

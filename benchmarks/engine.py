@@ -32,6 +32,7 @@ from transformers.generation.configuration_utils import (
 from transformers.utils import logging as transformers_logging
 
 import engine
+from benchmarks.host import print_facts
 from benchmarks.machine import describe_machine
 from benchmarks.tasks import (
     RANDOM,
@@ -214,9 +215,7 @@ def main(arguments: Sequence[str]) -> None:
         shape = Shape(num_requests, options.prompt_tokens, options.new_tokens)
         results.append((shape, measure(contenders, shape, make_prompts, options.rounds)))
     console = Console()
-    for name, value in describe_machine().items():
-        console.print(f"{name:>14}  {value}", highlight=False)
-    console.print(f"{'command':>14}  python -m benchmarks.engine {' '.join(arguments)}")
+    print_facts(console, describe_machine(), "engine", arguments)
     console.print(
         f"{'shape':>14}  {options.prompt_tokens} in, {options.new_tokens} out, {options.task}"
     )

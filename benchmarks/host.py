@@ -3,8 +3,11 @@
 import platform
 import shutil
 import subprocess
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+
+from rich.console import Console
 
 ROOT = Path(__file__).parents[1]
 
@@ -21,6 +24,15 @@ def describe_host() -> dict[str, str]:
         gpus = _output("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
         facts["gpu"] = "; ".join(gpus.splitlines()) or "none that answers"
     return facts
+
+
+def print_facts(
+    console: Console, facts: Mapping[str, str], program: str, arguments: Sequence[str]
+) -> None:
+    """Print what stands above every table: the machine, and the command that measured."""
+    command = f"python -m benchmarks.{program} {' '.join(arguments)}".rstrip()
+    for name, value in {**facts, "command": command}.items():
+        console.print(f"{name:>14}  {value}", highlight=False)
 
 
 def _processor() -> str:

@@ -30,6 +30,7 @@ from rich.progress import track
 from rich.table import Table
 from torch.nn import functional
 
+from benchmarks.host import print_facts
 from benchmarks.machine import describe_machine
 from engine.kernels.cpu.library import kernels
 from engine.kernels.cpu.linear import PackedLinear
@@ -212,9 +213,7 @@ def main(arguments: Sequence[str]) -> None:
         table.add_row(*describe(case, measure(case, weight, options.seconds), square_rate))
     # Wide enough for the table, also into a file.
     console = Console(width=None if sys.stdout.isatty() else 100)
-    for name, value in describe_machine().items():
-        console.print(f"{name:>14}  {value}", highlight=False)
-    console.print(f"{'command':>14}  python -m benchmarks.kernels {' '.join(arguments)}")
+    print_facts(console, describe_machine(), "kernels", arguments)
     console.print(f"{'product':>14}  {square_rate / 1e9:.0f} GFLOP/s, {SQUARE} wide")
     console.print(table)
 

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from benchmarks.host import print_facts
 from benchmarks.machine import describe_machine
 from benchmarks.null_engine import NullEngine
 from benchmarks.null_transformers import transformers_steps
@@ -126,9 +127,7 @@ def main(arguments: Sequence[str]) -> None:
             if other is not None:
                 theirs[shape] = other
     console = Console()
-    for name, value in describe_machine().items():
-        console.print(f"{name:>14}  {value}", highlight=False)
-    console.print(f"{'command':>14}  python -m benchmarks.overhead {' '.join(arguments)}")
+    print_facts(console, describe_machine(), "overhead", arguments)
     show(console, results, theirs)
     start, end = measure_stream()
     console.print(

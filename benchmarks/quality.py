@@ -31,6 +31,7 @@ from rich.table import Table
 from transformers import AutoTokenizer, PreTrainedModel
 
 import engine
+from benchmarks.host import print_facts
 from benchmarks.machine import describe_machine
 from engine.kernels.cpu.quantized_linear import Format
 from engine.models.quantization import quantize
@@ -144,9 +145,7 @@ def main(arguments: Sequence[str]) -> None:
     for weights, quality in qualities.items():
         table.add_row(weights, *quality.cells)
     console = Console()
-    for name, value in describe_machine().items():
-        console.print(f"{name:>14}  {value}", highlight=False)
-    console.print(f"{'command':>14}  python -m benchmarks.quality {' '.join(arguments)}")
+    print_facts(console, describe_machine(), "quality", arguments)
     console.print(f"{'text':>14}  {windows.numel()} tokens of sha256 {digest}...")
     console.print(table)
 

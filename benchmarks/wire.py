@@ -37,7 +37,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.host import ROOT, describe_host
+from benchmarks.host import ROOT, describe_host, print_facts
 from benchmarks.null_model import write_null_model
 
 MODEL = "null"
@@ -211,9 +211,7 @@ def main(arguments: Sequence[str]) -> None:
             ]
             table.add_row(*row(clients, turns[1:]))
     console = Console()
-    for name, value in describe_host().items():
-        console.print(f"{name:>14}  {value}", highlight=False)
-    console.print(f"{'command':>14}  python -m benchmarks.wire {' '.join(arguments)}")
+    print_facts(console, describe_host(), "wire", arguments)
     console.print(table)
 
 

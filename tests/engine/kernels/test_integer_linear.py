@@ -12,7 +12,8 @@ from engine.kernels.cpu.quantized_linear import (
     pack_int4,
     pack_int8,
 )
-from tests.engine.kernels.test_quantized_linear import SHAPES, by_group
+from tests.engine.kernels.layers import by_group, check_that_rows_do_not_depend_on_the_batch
+from tests.engine.kernels.test_quantized_linear import SHAPES
 
 Layer = tuple[QuantizedWeight, torch.Tensor]
 
@@ -86,18 +87,7 @@ def test_the_largest_numbers_do_not_overflow(library):
 
 def test_a_row_is_bitwise_the_same_in_any_batch_and_with_any_threads(make):
     packed, _ = make(161, 416)
-    rows = torch.randn(31, 416, generator=torch.Generator().manual_seed(1))
-    alone = [packed.linear(rows[i : i + 1])[0] for i in range(len(rows))]
-    threads = torch.get_num_threads()
-    try:
-        for count in (1, 2, 3):
-            torch.set_num_threads(count)
-            for size in (1, 2, 3, 4, 5, 31):
-                together = packed.linear(rows[:size])
-                for row in range(size):
-                    assert torch.equal(together[row], alone[row]), (count, size, row)
-    finally:
-        torch.set_num_threads(threads)
+    check_that_rows_do_not_depend_on_the_batch(packed, (1, 2, 3, 4, 5, 31))
 
 
 @pytest.mark.parametrize("special", [float("nan"), float("inf"), -float("inf")])

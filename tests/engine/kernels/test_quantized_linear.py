@@ -14,13 +14,10 @@ from engine.kernels.cpu.quantized_linear import (
     pack_int4,
     pack_int8,
 )
+from tests.engine.kernels.layers import by_group, check_that_rows_do_not_depend_on_the_batch
 
 SHAPES = [(1, 1), (7, 3), (31, 33), (64, 64), (65, 193), (100, 37), (96, 416)]
 Layer = tuple[QuantizedWeight, torch.Tensor]
-
-
-def by_group(numbers: torch.Tensor, depth: int) -> torch.Tensor:
-    return numbers.float().repeat_interleave(GROUP, dim=1)[:, :depth]
 
 
 def random_scales(columns: int, depth: int, generator: torch.Generator) -> torch.Tensor:
@@ -87,18 +84,7 @@ def test_it_computes_bitwise_what_float32_weights_compute(library, make, columns
 
 def test_a_row_is_bitwise_the_same_in_any_batch_and_with_any_threads(make):
     packed, _ = make(161, 416)
-    rows = torch.randn(31, 416, generator=torch.Generator().manual_seed(1))
-    alone = [packed.linear(rows[i : i + 1])[0] for i in range(len(rows))]
-    threads = torch.get_num_threads()
-    try:
-        for count in (1, 2, 3):
-            torch.set_num_threads(count)
-            for size in (1, 2, 5, 12, 13, 31):
-                together = packed.linear(rows[:size])
-                for row in range(size):
-                    assert torch.equal(together[row], alone[row]), (count, size, row)
-    finally:
-        torch.set_num_threads(threads)
+    check_that_rows_do_not_depend_on_the_batch(packed, (1, 2, 5, 12, 13, 31))
 
 
 def test_leading_dimensions_and_strides_are_kept(make):

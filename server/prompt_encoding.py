@@ -21,7 +21,8 @@ from server.tools.prompting import ToolPrompting
 NUM_THREADS = 4
 SHORT_TEXT_CHARACTERS = 2048
 TEMPLATE_TIMEOUT_SECONDS = 30.0
-# What a template, or its filters on odd input, may raise.
+# What a template, or its filters on odd input, may raise. NotImplementedError is Jinja's own: its
+# compiler and its extensions raise it for parts of a template that they have no code for.
 TEMPLATE_ERRORS = (
     TemplateError,
     ArithmeticError,

@@ -39,6 +39,7 @@ def curl(url: str, body: dict, *options: str) -> str:
     return done.stdout
 
 
+# The README's own command; the same requests are sent by the official client below, curl or not.
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 @pytest.mark.parametrize("path", ["chat/completions", "completions"])
 def test_curl(default_server, path):

@@ -21,6 +21,8 @@ Layer = tuple[QuantizedWeight, torch.Tensor]
 @pytest.fixture(params=[Format.AMX_BF16, Format.AMX_BF16X3], ids=lambda kind: kind.name)
 def make(request, library) -> Callable[[int, int], Layer]:
     if not has_tile_unit(library):
+        # No other processor has the instructions; that the format is refused there is tested in
+        # tests/engine/models/test_weight_formats.py.
         pytest.skip("needs a processor with a tile unit, and a build that uses it")
 
     def make_layer(columns: int, depth: int) -> Layer:

@@ -179,6 +179,7 @@ def test_weights_changed_in_a_pause_take_effect_without_compiling(
 
 
 def broken(graph, example_inputs):
+    """A backend of torch.compile that fails on purpose: the model must run without it."""
     raise NotImplementedError("this backend knows no such thing")
 
 

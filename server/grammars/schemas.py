@@ -20,6 +20,16 @@ MAX_NODES = 50_000
 # likes blanks must not be able to write nothing else until it runs out of tokens.
 WHITESPACE = r"[ \t]{1,2}|\n[ \t]{0,40}"
 _KNOWN_DIALECT = "json-schema.org/draft"
+_COUNTS = frozenset(
+    f"{bound}{counted}"
+    for bound in ("min", "max")
+    for counted in ("Length", "Items", "Properties", "Contains")
+)
+# The values of these are data, in which a count's name means nothing.
+_DATA = frozenset({"const", "enum", "default", "examples"})
+# The keys in these are names, which may be those of keywords.
+_MAPS = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"})
+MAX_COUNT = 2**32 - 1  # what the library can count to; no answer comes near
 
 
 def prepare_schema(value: Any, *, lenient: bool = False) -> Schema:
@@ -44,6 +54,7 @@ def prepare_schema(value: Any, *, lenient: bool = False) -> Schema:
     if not isinstance(value, dict):
         raise GrammarError("it is no JSON object")
     _check_size(value)
+    value = _with_plain_counts(value)
     if not can_end(value):
         raise GrammarError("nothing finite fulfils it: it requires itself without end")
     options = {"whitespace_pattern": WHITESPACE, "lenient": lenient, "coerce_one_of": lenient}
@@ -78,6 +89,35 @@ def _check_size(root: Schema) -> None:
         if not level:
             return
     raise GrammarError(f"it is nested deeper than {MAX_DEPTH}")
+
+
+def _with_plain_counts(schema: Any) -> Any:
+    """Return a copy in which every count is written as the library reads it."""
+    if isinstance(schema, list):
+        return [_with_plain_counts(item) for item in schema]
+    if isinstance(schema, dict):
+        return {key: _plain_part(key, item) for key, item in schema.items()}
+    return schema
+
+
+def _plain_part(keyword: str, value: Any) -> Any:
+    if keyword in _DATA:
+        return value
+    if keyword in _COUNTS and isinstance(value, int | float):
+        return _plain_count(value)
+    if keyword in _MAPS and isinstance(value, dict):
+        return {name: _with_plain_counts(item) for name, item in value.items()}
+    return _with_plain_counts(value)
+
+
+def _plain_count(value: int | float) -> int | float:
+    """Return a count as an integer; what counts nothing is left for the library to refuse.
+
+    JSON has one kind of number: 2.0 is an integer, and one may be larger than any answer is long.
+    """
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return min(value, MAX_COUNT) if isinstance(value, int) else value
 
 
 def _children(value: Any) -> Iterator[Any]:

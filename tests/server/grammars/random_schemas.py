@@ -85,8 +85,9 @@ class _Maker:
     def _few(self, **fields: Any) -> Schema:
         return {key: value for key, value in fields.items() if self._chance.random() < 0.4}
 
-    def _least(self, most: int) -> int:
-        return self._chance.randrange(most + 1)
+    def _least(self, most: int) -> float:
+        count = self._chance.randrange(most + 1)
+        return float(count) if self._chance.random() < 0.2 else count
 
     def _any_type(self) -> Schema:
         kinds = ["string", "integer", "number", "boolean", "null", "array", "object"]

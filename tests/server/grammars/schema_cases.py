@@ -107,6 +107,26 @@ OBJECTS: list[dict[str, Any]] = [
     thing(**{'odd "name"': INTEGER, "ünï": INTEGER, "": INTEGER}),
     {"properties": {"a": INTEGER}, "required": ["a"], "type": "object"},
 ]
+# In JSON 2.0 is an integer, and so is a number that no answer will ever come near.
+COUNTS: list[dict[str, Any]] = [
+    STRING | {"minLength": 3.0},
+    STRING | {"maxLength": 2.0},
+    STRING | {"minLength": 1.0, "maxLength": 1e300},
+    STRING | {"pattern": "b+", "maxLength": 4.0},
+    {"type": "array", "items": INTEGER, "minItems": 2.0},
+    {"type": "array", "items": INTEGER, "maxItems": 1.0},
+    {"type": "array", "items": INTEGER, "maxItems": 2**70},
+    {"type": "object", "additionalProperties": INTEGER, "minProperties": 2.0},
+    {"type": "object", "additionalProperties": INTEGER, "maxProperties": 1.0},
+    {"type": "object", "additionalProperties": INTEGER, "maxProperties": 1e20},
+    {"type": "integer", "minimum": 2.0, "maximum": 4e0},
+    {"type": "integer", "multipleOf": 3.0},
+    {"anyOf": [{"type": "array", "items": STRING | {"minLength": 2.0}, "minItems": 1.0}]},
+    thing(minLength=STRING | {"maxLength": 3.0}, const={"$ref": "#/$defs/maxItems"})
+    | {"$defs": {"maxItems": {"type": "array", "items": INTEGER, "maxItems": 2.0}}},
+    {"const": {"minLength": 2.5, "maxItems": 1e20}},
+    {"enum": [{"properties": {"maxLength": 2**40}}]},
+]
 COMBINED: list[dict[str, Any]] = [
     {"anyOf": [STRING, INTEGER]},
     {"anyOf": [thing(a=INTEGER), thing(b=STRING), {"type": "null"}]},
@@ -140,7 +160,7 @@ REFERENCES: list[dict[str, Any]] = [
     {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": INTEGER}},
     {"$ref": "#there", "$defs": {"a": {"$anchor": "there", "type": "integer"}}},
 ]
-FOLLOWED = TYPES + VALUES + STRINGS + NUMBERS + ARRAYS + OBJECTS + COMBINED + REFERENCES
+FOLLOWED = TYPES + VALUES + STRINGS + NUMBERS + ARRAYS + OBJECTS + COUNTS + COMBINED + REFERENCES
 
 # A schema, and what the refusal must name.
 REFUSED = [
@@ -160,6 +180,17 @@ REFUSED = [
     ({"type": "banana"}, "banana"),
     ({"type": 5}, "type"),
     ({"type": "string", "minLength": "3"}, "minLength"),
+    *[
+        (schema | {keyword: value}, keyword)
+        for schema, keywords in (
+            (STRING, ("minLength", "maxLength")),
+            ({"type": "array"}, ("minItems", "maxItems")),
+            ({"type": "object"}, ("minProperties", "maxProperties")),
+            ({"type": "array", "contains": INTEGER}, ("minContains", "maxContains")),
+        )
+        for keyword in keywords
+        for value in (2.5, -1, -1.0, True, None, float("inf"))
+    ],
     ({"properties": []}, "properties"),
     ({"enum": "a"}, "enum"),
     ({"enum": []}, "empty"),
@@ -171,6 +202,7 @@ REFUSED = [
     ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, "without end"),
     (thing(again={"$ref": "#"}), "without end"),
     ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, "without end"),
+    ({"type": "array", "items": {"$ref": "#"}, "minItems": 1.0}, "without end"),
     ({"allOf": [{"$ref": "#"}]}, "without end"),
     ({"anyOf": [{"$ref": "#"}, thing(a={"$ref": "#"})]}, "without end"),
     (thing(a=False), "unsatisfiable"),

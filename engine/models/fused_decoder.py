@@ -6,6 +6,7 @@ attention, other weights) the layers compute one after another, as without it.
 """
 
 import ctypes
+import inspect
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -19,10 +20,10 @@ from engine.attention.interface import STEP_ATTRIBUTE, StepAttention
 from engine.attention.paged_attention import PagedAttention
 from engine.batch import BatchInputs
 from engine.cache.paged_cache import PagedCache
-from engine.cache.sizing import LayerGeometry
-from engine.kernels.cpu.decoder import CachedStep, Decoder, DecoderLayer
+from engine.kernels.cpu.decoder import CachedStep, Decoder
 from engine.kernels.cpu.library import load_library
-from engine.models.fused_layers import FusedAttention, FusedMLP, FusedNorm
+from engine.models.decoder_layers import FusedLayer, are_alike, find_layer
+from engine.models.fused_layers import FusedNorm
 from engine.models.replacement import Forward, Replacement, in_place
 from engine.models.tolerance import tolerance_of
 
@@ -31,55 +32,6 @@ SwitchAttention = Callable[[StepAttention], AbstractContextManager[None]]
 # The check's prompts, in tokens, and its pages, so that more than one page is read.
 CHECK_LENGTHS = (6, 3)
 CHECK_PAGE_SIZE = 4
-
-
-class FusedLayer:
-    """The replacements that one layer consists of."""
-
-    def __init__(
-        self,
-        norms: tuple[FusedNorm, FusedNorm],
-        attention: FusedAttention,
-        mlp: FusedMLP,
-        head_norms: tuple[FusedNorm | None, FusedNorm | None],
-    ) -> None:
-        """Join the parts; `norms` stand before attention and MLP, `head_norms` in attention."""
-        self.norms = norms
-        self.attention = attention
-        self.mlp = mlp
-        self.head_norms = head_norms
-
-    @property
-    def parts(self) -> list[Replacement]:
-        """All of them."""
-        inner = [norm for norm in self.head_norms if norm is not None]
-        return [*self.norms, self.attention, self.mlp, *inner]
-
-    @property
-    def geometry(self) -> LayerGeometry:
-        """What the layer keeps per position."""
-        attention = self.attention
-        heads, kv_heads = (width // attention.head_dim for width in attention.widths[:2])
-        window = attention.options.sliding_window
-        return LayerGeometry(heads, kv_heads, attention.head_dim, attention.head_dim, window)
-
-    def describe(self) -> DecoderLayer:
-        """Return what the kernel is to know, of parts that are built."""
-        query_norm, key_norm = (None if norm is None else norm.norm for norm in self.head_norms)
-        options = self.attention.options
-        return DecoderLayer(
-            attention_norm=self.norms[0].norm,
-            qkv=self.attention.products[0].view,
-            query_norm=query_norm,
-            key_norm=key_norm,
-            out=self.attention.products[1].view,
-            mlp_norm=self.norms[1].norm,
-            gate_up=self.mlp.products[0].view,
-            down=self.mlp.products[1].view,
-            window=options.sliding_window or 0,
-            scaling=options.scaling,
-            softcap=options.softcap or 0.0,
-        )
 
 
 class FusedDecoder(Replacement):
@@ -101,6 +53,10 @@ class FusedDecoder(Replacement):
         self.library = library
         self.layers = layers
         self._norm = norm
+        self._embedding_factor = float(getattr(module, "embedding_multiplier", 1.0))
+        kinds = _table_kinds(module, layers)
+        self._tables = [kind for kind in dict.fromkeys(kinds) if kind is not None]
+        self._rotations = [None if kind is None else self._tables.index(kind) for kind in kinds]
         self.places = [int(layer.attention.module.__dict__["layer_idx"]) for layer in layers]
 
     def build(self) -> Forward:
@@ -111,12 +67,16 @@ class FusedDecoder(Replacement):
         geometry = self.layers[0].geometry
         decoder = Decoder(
             self.library,
-            [layer.describe() for layer in self.layers],
+            [
+                layer.describe(rotation)
+                for layer, rotation in zip(self.layers, self._rotations, strict=True)
+            ],
             geometry.num_query_heads,
             geometry.num_kv_heads,
         )
         embed = self.module.get_submodule("embed_tokens")
         rotary = self.module.get_submodule("rotary_emb")
+        factor, kinds = self._embedding_factor, self._tables
         assert norm is not None
 
         def forward(
@@ -126,8 +86,11 @@ class FusedDecoder(Replacement):
             if step is None:
                 return self.layer_by_layer(input_ids, position_ids, **options)
             hidden = embed(input_ids)
-            cosines, sines = rotary(hidden, position_ids)
-            decoder.run(hidden[0], cosines[0], sines[0], step)
+            if factor != 1.0:
+                hidden *= factor
+            tables = [rotary(hidden, position_ids, *kind) for kind in kinds]
+            rotations = [(cosines[0], sines[0]) for cosines, sines in tables]
+            decoder.run(hidden[0], rotations, step)
             return BaseModelOutputWithPast(last_hidden_state=norm(hidden))
 
         return forward
@@ -204,9 +167,9 @@ def _find_decoder(
             continue
         if "embed_tokens" not in module._modules or "rotary_emb" not in module._modules:
             continue
-        layers = [_find_layer(layer, known) for layer in stack]
+        layers = [find_layer(layer, known) for layer in stack]
         found = [layer for layer in layers if layer is not None]
-        if not found or len(found) < len(layers) or not _are_alike(found):
+        if not found or len(found) < len(layers) or not are_alike(found):
             continue
         decoder = FusedDecoder(module, library, found, last)
         if _agrees(decoder, switch_attention):
@@ -214,34 +177,14 @@ def _find_decoder(
     return None
 
 
-def _find_layer(layer: nn.Module, known: dict[int, Replacement]) -> FusedLayer | None:
-    """Return a layer's parts, if it has the usual four and no other."""
-    names = ("input_layernorm", "post_attention_layernorm", "self_attn", "mlp")
-    if set(layer._modules) != set(names):
-        return None
-    before, between, attention, mlp = (known.get(id(layer._modules[name])) for name in names)
-    if not (isinstance(before, FusedNorm) and isinstance(between, FusedNorm)):
-        return None
-    if not (isinstance(attention, FusedAttention) and isinstance(mlp, FusedMLP)):
-        return None
-    if attention.options.sinks is not None or not (attention.is_joined and mlp.is_joined):
-        return None
-    head_norms = [norm and known.get(id(norm)) for norm in attention.norms]
-    query_norm, key_norm = (norm if isinstance(norm, FusedNorm) else None for norm in head_norms)
-    if (query_norm is None) != (attention.norms[0] is None):
-        return None
-    if (key_norm is None) != (attention.norms[1] is None):
-        return None
-    return FusedLayer((before, between), attention, mlp, (query_norm, key_norm))
-
-
-def _are_alike(layers: list[FusedLayer]) -> bool:
-    """Return whether all layers have the same shapes, and keys as wide as values."""
-    shapes = {
-        (layer.attention.head_dim, *layer.attention.widths, layer.mlp.width) for layer in layers
-    }
-    _, _, key_width, value_width, _ = next(iter(shapes))
-    return len(shapes) == 1 and key_width == value_width
+def _table_kinds(module: nn.Module, layers: list[FusedLayer]) -> list[tuple[str, ...] | None]:
+    """Return what each layer's rotary table is asked for with; None where no head is turned."""
+    rotary = module.get_submodule("rotary_emb")
+    kinds: list[tuple[str, ...]] = [() for _ in layers]
+    if "layer_type" in inspect.signature(rotary.forward).parameters:
+        kinds = [(kind,) for kind in module.config.layer_types]  # type: ignore[union-attr]
+    turns = [layer.attention.shape.turns for layer in layers]
+    return [kind if turn else None for kind, turn in zip(kinds, turns, strict=True)]
 
 
 @torch.inference_mode()

@@ -6,6 +6,7 @@ forward. Everything is fp32 on the CPU.
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import nn
 
 from engine.attention.interface import STEP_ATTRIBUTE, AttentionOptions
 from engine.kernels.cpu.decoder import Norm
-from engine.kernels.cpu.rows import rms_norm, rotate, silu_mul
+from engine.kernels.cpu.rows import Activation, gate_mul, rms_norm, rotate
 from engine.models.joined_linears import AnyLinear, Product, can_join, join
 from engine.models.replacement import Forward, Replacement
 
@@ -69,10 +70,11 @@ class FusedNorm(Replacement):
 
 
 class FusedMLP(Replacement):
-    """down(silu(gate(x)) * up(x)) with gate and up as one product.
+    """down(activation(gate(x)) * up(x)) with gate and up as one product.
 
     Attributes:
         width: Of gate and up each.
+        activation: Of the gate.
         is_joined: Whether gate and up are one product.
         products: Gate and up, and down, once they are built.
     """
@@ -80,32 +82,52 @@ class FusedMLP(Replacement):
     products: tuple[Product, Product]
 
     def __init__(
-        self, module: nn.Module, library: ctypes.CDLL, linears: Sequence[AnyLinear]
+        self,
+        module: nn.Module,
+        library: ctypes.CDLL,
+        linears: Sequence[AnyLinear],
+        activation: Activation,
     ) -> None:
-        """Replace a gated MLP; `linears` are gate, up and down."""
+        """Replace a gated MLP; `linears` are gate and up, as one or as two, and down."""
         super().__init__(module, linears)
-        self.width = linears[0].out_features
-        self.is_joined = can_join(linears[:2])
+        self.width = linears[-1].in_features
+        self.activation = activation
+        self.is_joined = can_join(linears[:-1])
         self._library = library
         self._linears = linears
 
     def build(self) -> Forward:
         """See `Replacement.build`."""
-        gate_up = join(self._library, self._linears[:2])
-        down = join(self._library, self._linears[2:])
-        library = self._library
+        gate_up = join(self._library, self._linears[:-1])
+        down = join(self._library, self._linears[-1:])
+        library, activation = self._library, int(self.activation)
         self.products = (gate_up, down)
-        return lambda x: down(silu_mul(library, gate_up(x)))
+        return lambda x: down(gate_mul(library, gate_up(x), activation))
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """What an attention module does beside its matrix products.
+
+    Attributes:
+        head_dim: Width of a head.
+        widths: Of all query, all key and all value heads.
+        turns: Whether queries and keys are turned by their positions.
+        options: How the layer attends, as its own forward said.
+    """
+
+    head_dim: int
+    widths: tuple[int, int, int]
+    turns: bool
+    options: AttentionOptions
 
 
 class FusedAttention(Replacement):
     """Query, key and value as one product, rotary positions, attention, output.
 
     Attributes:
-        options: How the layer attends, as its own forward said.
-        head_dim: Width of a head.
-        widths: Of all query, key and value heads.
-        norms: The modules that norm each query and each key, or None.
+        shape: What it does beside its products.
+        norms: The modules that norm queries and keys, or None.
         is_joined: Whether query, key and value are one product.
         products: Query, key and value, and output, once they are built.
     """
@@ -117,29 +139,32 @@ class FusedAttention(Replacement):
         module: nn.Module,
         library: ctypes.CDLL,
         linears: Sequence[AnyLinear],
-        head_dim: int,
-        options: AttentionOptions,
+        shape: AttentionShape,
     ) -> None:
-        """Replace an attention module; `linears` are its query, key, value and output."""
+        """Replace an attention module.
+
+        Args:
+            module: The module.
+            library: The kernels.
+            linears: Its query, key and value, as one or as three, and its output.
+            shape: What it does beside these.
+        """
         super().__init__(module, linears)
-        self.options = options
+        self.shape = shape
+        self.is_joined = can_join(linears[:-1])
+        self.norms = [getattr(module, name, None) for name in ("q_norm", "k_norm")]
         self._library = library
         self._linears = linears
-        self.head_dim = head_dim
-        self.is_joined = can_join(linears[:3])
-        self.widths = [linear.out_features for linear in linears[:3]]
-        self.norms = [getattr(module, name, None) for name in ("q_norm", "k_norm")]
 
     def build(self) -> Forward:
         """See `Replacement.build`."""
-        qkv = join(self._library, self._linears[:3])
-        out = join(self._library, self._linears[3:])
+        qkv = join(self._library, self._linears[:-1])
+        out = join(self._library, self._linears[-1:])
         self.products = (qkv, out)
-        widths = self.widths
-        module, library, options = self.module, self._library, self.options
+        module, library, shape = self.module, self._library, self.shape
         layer = int(module.__dict__["layer_idx"])
         query_norm, key_norm = self.norms
-        shape = (-1, self.head_dim)
+        widths, head_dim = list(shape.widths), shape.head_dim
 
         def forward(
             hidden_states: torch.Tensor,
@@ -147,17 +172,28 @@ class FusedAttention(Replacement):
             **_: Any,
         ) -> tuple[torch.Tensor, None]:
             parts = torch.split(qkv(hidden_states)[0], widths, dim=1)
-            query, key, value = (part.view(part.shape[0], *shape) for part in parts)
-            query = query if query_norm is None else query_norm(query)
-            key = key if key_norm is None else key_norm(key)
-            cosines, sines = position_embeddings[0][0], position_embeddings[1][0]
+            query = _heads(parts[0], query_norm, head_dim)
+            key = _heads(parts[1], key_norm, head_dim)
+            if shape.turns:
+                cosines, sines = position_embeddings[0][0], position_embeddings[1][0]
+                query = rotate(library, query, cosines, sines)
+                key = rotate(library, key, cosines, sines)
+            value = parts[2].view(len(parts[2]), -1, head_dim)
             attended = module.__dict__[STEP_ATTRIBUTE].attend(
-                layer,
-                rotate(library, query, cosines, sines),
-                rotate(library, key, cosines, sines),
-                value,
-                options,
+                layer, query, key, value, shape.options
             )
             return out(attended.flatten(1)).unsqueeze(0), None
 
         return forward
+
+
+def _heads(part: torch.Tensor, norm: nn.Module | None, head_dim: int) -> torch.Tensor:
+    """Return [T, H, D] of [T, H * D], normed by heads or by rows as the norm's width says."""
+    rows = len(part)
+    if norm is None:
+        return part.view(rows, -1, head_dim)
+    if norm.get_parameter("weight").shape[0] == head_dim:
+        heads: torch.Tensor = norm(part.view(rows, -1, head_dim))
+        return heads
+    normed: torch.Tensor = norm(part)
+    return normed.view(rows, -1, head_dim)

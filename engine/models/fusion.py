@@ -7,20 +7,30 @@ random inputs is left out, and the module stays as it is.
 
 import ctypes
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from engine.attention.interface import AttentionOptions, StepAttention
 from engine.cache.sizing import available_host_bytes
 from engine.kernels.cpu.library import load_library
-from engine.models.fused_layers import FusedAttention, FusedMLP, FusedNorm, SingleLinear
+from engine.kernels.cpu.rows import Activation
+from engine.models.fused_layers import (
+    AttentionShape,
+    FusedAttention,
+    FusedMLP,
+    FusedNorm,
+    SingleLinear,
+)
 from engine.models.joined_linears import AnyLinear
 from engine.models.quantized_modules import QuantizedLinear
 from engine.models.replacement import Replacement, is_plain_module
+from engine.models.rotary_operator import rotary_modules
 from engine.models.tolerance import tolerance_of
 
 logger = logging.getLogger(__name__)
@@ -30,6 +40,15 @@ SwitchAttention = Callable[[StepAttention], AbstractContextManager[None]]
 # The packed copies may take this share of the free memory; a model too large for that keeps its
 # own matrix products and leaves the memory to the cache.
 MAX_MEMORY_SHARE = 0.25
+# What modules call their linear layers: separate, or joined as they are stored.
+ATTENTION_LINEARS = (("q_proj", "k_proj", "v_proj", "o_proj"), ("qkv_proj", "o_proj"))
+MLP_LINEARS = (("gate_proj", "up_proj", "down_proj"), ("gate_up_proj", "down_proj"))
+# What MLPs call their activation, and ours as torch computes them.
+ACTIVATIONS = ("act_fn", "activation_fn", "act")
+TORCH_ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
+    Activation.SILU: functional.silu,
+    Activation.GELU_TANH: partial(functional.gelu, approximate="tanh"),
+}
 CHECK_TOKENS = 5
 # Inputs of the size that is usual after a norm, and so large that whatever limits values shows.
 CHECK_MAGNITUDES = (1.0, 100.0)
@@ -52,12 +71,13 @@ def find_replacements(model: nn.Module, switch_attention: SwitchAttention) -> li
         logger.warning("packing the weights would take %.1f GiB: not done", needed / 2**30)
         return []
     fused: list[Replacement] = []
+    angle_widths = sorted({w for _, widths in rotary_modules(model) for w in widths.values()})
     with torch.inference_mode():
         for module in model.modules():
             found = (
                 _fuse_norm(module, library)
                 or _fuse_mlp(module, library)
-                or _fuse_attention(module, library, switch_attention)
+                or _fuse_attention(module, library, switch_attention, angle_widths)
             )
             if found is not None:
                 fused.append(found)
@@ -82,29 +102,45 @@ def _fuse_norm(module: nn.Module, library: ctypes.CDLL) -> Replacement | None:
 
 
 def _fuse_mlp(module: nn.Module, library: ctypes.CDLL) -> Replacement | None:
-    """Replace a gated MLP with SiLU."""
-    linears = _linears(module, ("gate_proj", "up_proj", "down_proj"))
+    """Replace a gated MLP."""
+    linears = _first_linears(module, MLP_LINEARS)
     if linears is None:
         return None
-    candidate = FusedMLP(module, library, linears)
-    return candidate if _agrees(candidate, linears[0].in_features, module) else None
+    for activation in _activations(module):
+        candidate = FusedMLP(module, library, linears, activation)
+        if _agrees(candidate, linears[0].in_features, module):
+            return candidate
+    return None
+
+
+def _activations(module: nn.Module) -> list[Activation]:
+    """Return which activations of ours a module's own may be; all if it shows none."""
+    own = next((getattr(module, name) for name in ACTIVATIONS if hasattr(module, name)), None)
+    if own is None:
+        return list(Activation)
+    sample = torch.linspace(-8.0, 8.0, 641)
+    return [
+        ours
+        for ours, compute in TORCH_ACTIVATIONS.items()
+        if torch.allclose(own(sample), compute(sample), rtol=0.0, atol=1e-6)
+    ]
 
 
 def _fuse_attention(
-    module: nn.Module, library: ctypes.CDLL, switch_attention: SwitchAttention
+    module: nn.Module,
+    library: ctypes.CDLL,
+    switch_attention: SwitchAttention,
+    angle_widths: Sequence[int],
 ) -> Replacement | None:
-    """Replace an attention module with separate projections and rotary positions in halves.
-
-    One that takes angles for a part of a head turns that part only, which the kernel does not.
-    """
-    linears = _linears(module, ("q_proj", "k_proj", "v_proj", "o_proj"))
+    """Replace an attention module with rotary positions in halves, or with none."""
+    linears = _first_linears(module, ATTENTION_LINEARS)
     head_dim = getattr(module, "head_dim", None)
     if linears is None or not isinstance(head_dim, int) or "layer_idx" not in module.__dict__:
         return None
     recorder = _Recorder()
 
-    def attend(hidden: torch.Tensor, width: int = head_dim) -> torch.Tensor:
-        angles = _random(CHECK_TOKENS, width)[None]
+    def attend(hidden: torch.Tensor, width: int, seed: int = 0) -> torch.Tensor:
+        angles = _random(CHECK_TOKENS, width, seed=seed)[None]
         arguments: dict[str, Any] = {
             "hidden_states": hidden[None],
             "position_embeddings": (angles.cos(), angles.sin()),
@@ -114,14 +150,27 @@ def _fuse_attention(
             result: torch.Tensor = module(**arguments)[0]
         return result
 
-    num_inputs = linears[0].in_features
-    sample = _random(CHECK_TOKENS, num_inputs)
-    if _runs(lambda: attend(sample, head_dim // 2)) or not _runs(lambda: attend(sample)):
+    sample = _random(CHECK_TOKENS, linears[0].in_features)
+    widths = [w for w in angle_widths or [head_dim] if _runs(partial(attend, sample, w))]
+    if not widths or recorder.options is None:
         return None
-    if recorder.options is None:
-        return None
-    candidate = FusedAttention(module, library, linears, head_dim, recorder.options)
-    return candidate if _agrees(candidate, num_inputs, attend) else None
+    turns = not torch.equal(attend(sample, widths[0]), attend(sample, widths[0], seed=1))
+    shape = AttentionShape(head_dim, _head_widths(linears), turns, recorder.options)
+    candidate = FusedAttention(module, library, linears, shape)
+    fits = all(
+        _agrees(candidate, sample.shape[1], partial(attend, width=width)) for width in widths
+    )
+    return candidate if fits else None
+
+
+def _head_widths(linears: list[AnyLinear]) -> tuple[int, int, int]:
+    """Return the widths of all query, key and value heads."""
+    if len(linears) == 4:
+        query, key, value, _ = (linear.out_features for linear in linears)
+        return query, key, value
+    both, out = linears
+    rest = (both.out_features - out.in_features) // 2
+    return out.in_features, rest, rest
 
 
 class _Recorder:
@@ -193,6 +242,11 @@ def _agrees_on(
     return False
 
 
+def _first_linears(module: nn.Module, choices: Sequence[tuple[str, ...]]) -> list[AnyLinear] | None:
+    """Return a module's linear layers of the first of these names that it has."""
+    return next(filter(None, (_linears(module, names) for names in choices)), None)
+
+
 def _linears(module: nn.Module, names: tuple[str, ...]) -> list[AnyLinear] | None:
     """Return a module's linear layers of these names, if it has them all, plain ones."""
     found = [module._modules.get(name) for name in names]
@@ -205,6 +259,6 @@ def _linears(module: nn.Module, names: tuple[str, ...]) -> list[AnyLinear] | Non
     return linears if len(linears) == len(names) else None
 
 
-def _random(*shape: int) -> torch.Tensor:
+def _random(*shape: int, seed: int = 0) -> torch.Tensor:
     """Return the same random numbers each time, drawn from no one's generator."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))

@@ -8,7 +8,7 @@ modules change their frequencies with the length of what they see, which cannot 
 import inspect
 import itertools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -51,15 +51,21 @@ class OpaqueRotary(Replacement):
 
 def find_rotary(model: nn.Module) -> list[Replacement]:
     """Return replacements for the modules that make rotary tables as transformers' do."""
-    found: list[Replacement] = []
+    return [OpaqueRotary(module, widths) for module, widths in rotary_modules(model)]
+
+
+def rotary_modules(model: nn.Module) -> Iterator[tuple[nn.Module, dict[str | None, int]]]:
+    """Yield the modules that make rotary tables as transformers' do.
+
+    With each comes how wide its tables are by type of layer, or under None where it takes none.
+    """
     for module in model.modules():
         if any(name.endswith("inv_freq") for name in module._buffers):
             parameters = [*inspect.signature(module.forward).parameters][:3]
             types = getattr(module, "layer_types", [None]) if "layer_type" in parameters else [None]
             widths = _widths(module, types)
             if parameters[:2] == ["x", "position_ids"] and widths:
-                found.append(OpaqueRotary(module, widths))
-    return found
+                yield module, widths
 
 
 def _widths(module: nn.Module, layer_types: Sequence[str | None]) -> dict[str | None, int]:

@@ -1,4 +1,7 @@
-// All layers of a decoder in one call: x += out(attend(qkv(norm(x)))), x += down(silu(gate) * up).
+// All layers of a decoder in one call. With every part that a layer may have:
+//
+//   x += factor * norm(out(attend(turn(norm(qkv(norm(x)))))))
+//   x += factor * norm(down(activation(gate) * up)), gate and up of norm(x)
 //
 // What else a step costs, in Python and in waking threads some two hundred times, is more than the
 // products themselves once the weights are small. Here one team of threads goes through all layers
@@ -26,33 +29,52 @@ namespace {
 // Numbers of a gated product that one thread takes at a time; a multiple of every vector.
 constexpr int64_t kGateChunk = 256;
 
-// Filled in from Python: eight bytes a field.
+// What follows is filled in from Python: eight bytes a field.
+
+// A root-mean-square norm.
+struct Norm {
+    const float* weight;  // [width], or null: nothing is normed
+    int64_t width;
+    double epsilon;
+};
+
+// Rotary positions of the step's tokens.
+struct Rotation {
+    const float* cosines;  // [rows, width]
+    const float* sines;    // likewise
+    int64_t width;         // how much of a head is turned
+};
+
 struct Layer {
-    const float* attention_norm;  // [hidden]
-    Linear qkv;                   // rows: query heads, key heads, value heads
-    const float* query_norm;      // [head_dim], or null without
-    const float* key_norm;        // likewise
+    Norm before_attention;
+    Linear qkv;                  // rows: query heads, key heads, value heads
+    Norm query_norm, key_norm;   // of each head, or of all heads of a row together
     Linear out;
-    const float* mlp_norm;  // [hidden]
-    Linear gate_up;         // rows: gate, up
+    Norm after_attention;
+    Norm before_mlp;
+    Linear gate_up;  // rows: gate, up
     Linear down;
-    float* keys;    // [slots, kv_heads, head_dim]
-    float* values;  // likewise
-    int64_t window;  // 0: none
-    double attention_epsilon, query_epsilon, key_epsilon, mlp_epsilon, scaling, softcap;
+    Norm after_mlp;
+    float* keys;         // [slots, kv_heads, head_dim]
+    float* values;       // likewise
+    int64_t activation;  // of the gate, see rows.h
+    int64_t rotation;    // its number among the step's; -1: heads are not turned
+    int64_t window;      // 0: none
+    double scaling, softcap;
+    double factor;  // on what is added to x
 };
 
 struct Step {
     const Layer* layers;
-    float* x;              // [rows, hidden], the embedded tokens; becomes the last layer's output
-    const float* cosines;  // [rows, head_dim]
-    const float* sines;    // likewise
+    float* x;  // [rows, hidden], the embedded tokens; becomes the last layer's output
+    const Rotation* rotations;
     const int64_t* slots;  // [rows]
     const int32_t* block_table;
     const int64_t* query_starts;
     const int64_t* context_lengths;
     float* workspace;  // as many floats as decoder_workspace returns
-    int64_t num_layers, rows, hidden, heads, kv_heads, head_dim, intermediate;
+    int64_t num_layers, rows, hidden, heads, kv_heads, head_dim;
+    int64_t intermediate;  // of the widest layer
     int64_t requests, table_width, page_size, threads;
 };
 
@@ -66,6 +88,7 @@ struct Buffers {
     float* attended;   // likewise
     float* gate_up;    // [rows, 2 intermediate]
     float* activated;  // [rows, intermediate]
+    float* branch;     // [rows, hidden], what is added to x where something is done to it before
     float* normed;     // [threads, rows of a tile, hidden]
 };
 
@@ -97,6 +120,7 @@ int64_t lay_out(const Step& s, float* base, Buffers& b) {
     b.attended = take(s.rows * query_width);
     b.gate_up = take(s.rows * 2 * s.intermediate);
     b.activated = take(s.rows * s.intermediate);
+    b.branch = take(s.rows * s.hidden);
     b.normed = take(s.threads * kMaxTileRows * s.hidden);
     return at - base;
 }
@@ -108,15 +132,14 @@ public:
         : s(step), b(buffers), work(work), partials(partials), me(member) {}
 
     void layer(const Layer& layer, std::atomic<int64_t>& next_item) {
-        linear(layer.qkv, pack_normed(layer.qkv, layer.attention_norm, layer.attention_epsilon),
-               b.qkv, false);
+        linear(layer.qkv, pack_normed(layer.qkv, layer.before_attention), b.qkv, false);
+        norm_rows_of_heads(layer);
         place_heads(layer);
         attend(layer, next_item);
-        linear(layer.out, pack(layer.out, b.attended), s.x, true);
-        linear(layer.gate_up, pack_normed(layer.gate_up, layer.mlp_norm, layer.mlp_epsilon),
-               b.gate_up, false);
-        activate();
-        linear(layer.down, pack(layer.down, b.activated), s.x, true);
+        add_to_x(layer.out, b.attended, layer.after_attention, layer.factor);
+        linear(layer.gate_up, pack_normed(layer.gate_up, layer.before_mlp), b.gate_up, false);
+        activate(layer);
+        add_to_x(layer.down, b.activated, layer.after_mlp, layer.factor);
     }
 
 private:
@@ -136,6 +159,23 @@ private:
         me.barrier.wait();
     }
 
+    // x += factor * norm(W y + b)
+    void add_to_x(const Linear& to, const float* y, const Norm& norm, double factor) {
+        const float* packed = pack(to, y);
+        if (!norm.weight && factor == 1.0) return linear(to, packed, s.x, true);
+        linear(to, packed, b.branch, false);
+        for (int64_t row = me.begin(s.rows); row < me.end(s.rows); ++row) {
+            float* branch = b.branch + row * s.hidden;
+            if (norm.weight) norm_with(norm, branch, branch);
+            add_row(s.x + row * s.hidden, branch, float(factor), s.hidden);
+        }
+        me.barrier.wait();
+    }
+
+    static void norm_with(const Norm& norm, const float* x, float* y) {
+        norm_row(x, norm.weight, y, norm.width, float(norm.epsilon));
+    }
+
     // Rows as the layer's tiles read them. A single row is packed by every thread for itself: that
     // takes less time than to wait for another to do it.
     const float* pack(const Linear& to, const float* x) {
@@ -147,16 +187,16 @@ private:
     }
 
     // The same for the residual stream's rows, normed.
-    const float* pack_normed(const Linear& to, const float* weight, double epsilon) {
+    const float* pack_normed(const Linear& to, const Norm& norm) {
+        if (!norm.weight) return pack(to, s.x);
         float* normed = b.normed + me.index * kMaxTileRows * s.hidden;
         if (s.rows == 1) {
-            norm_row(s.x, weight, normed, s.hidden, float(epsilon));
+            norm_with(norm, s.x, normed);
             return pack_one(to, normed);
         }
         for_own_tiles(to, [&](int64_t first, int64_t height) {
             for (int64_t r = 0; r < height; ++r)
-                norm_row(s.x + (first + r) * s.hidden, weight, normed + r * s.hidden, s.hidden,
-                         float(epsilon));
+                norm_with(norm, s.x + (first + r) * s.hidden, normed + r * s.hidden);
             pack_tile(to, normed, first, height);
         });
         return b.packed;
@@ -192,9 +232,28 @@ private:
         me.barrier.wait();
     }
 
+    bool norms_heads(const Norm& norm) const { return norm.weight && norm.width == s.head_dim; }
+    bool norms_rows(const Norm& norm) const { return norm.weight && norm.width != s.head_dim; }
+
+    // Norms over all query heads, or all key heads, of a row together.
+    void norm_rows_of_heads(const Layer& layer) {
+        if (!norms_rows(layer.query_norm) && !norms_rows(layer.key_norm)) return;
+        const int64_t row_width = (s.heads + 2 * s.kv_heads) * s.head_dim;
+        for (int64_t unit = me.begin(2 * s.rows); unit < me.end(2 * s.rows); ++unit) {
+            float* queries = b.qkv + unit / 2 * row_width;
+            float* keys = queries + s.heads * s.head_dim;
+            const Norm& norm = unit % 2 ? layer.key_norm : layer.query_norm;
+            float* heads = unit % 2 ? keys : queries;
+            if (norms_rows(norm)) norm_with(norm, heads, heads);
+        }
+        me.barrier.wait();
+    }
+
     // Norm and turn queries and keys, and bring keys and values to their slots.
     void place_heads(const Layer& layer) {
         const int64_t all = s.heads + 2 * s.kv_heads, width = s.head_dim;
+        const Rotation none{nullptr, nullptr, 0};
+        const Rotation& turn = layer.rotation < 0 ? none : s.rotations[layer.rotation];
         for (int64_t unit = me.begin(s.rows * all); unit < me.end(s.rows * all); ++unit) {
             const int64_t row = unit / all, head = unit % all;
             float* from = b.qkv + unit * width;
@@ -205,11 +264,11 @@ private:
                 continue;
             }
             const bool is_query = head < s.heads;
-            const float* norm = is_query ? layer.query_norm : layer.key_norm;
-            const double epsilon = is_query ? layer.query_epsilon : layer.key_epsilon;
-            if (norm) norm_row(from, norm, from, width, float(epsilon));
+            const Norm& norm = is_query ? layer.query_norm : layer.key_norm;
+            if (norms_heads(norm)) norm_with(norm, from, from);
             float* to = is_query ? b.queries + (row * s.heads + head) * width : layer.keys + at;
-            rotate_head(from, s.cosines + row * width, s.sines + row * width, to, width);
+            rotate_head(from, turn.cosines + row * turn.width, turn.sines + row * turn.width, to,
+                        turn.width, width);
         }
         me.barrier.wait();
     }
@@ -231,13 +290,13 @@ private:
         me.barrier.wait();
     }
 
-    void activate() {
-        const int64_t width = s.intermediate, chunks = (width + kGateChunk - 1) / kGateChunk;
+    void activate(const Layer& layer) {
+        const int64_t width = layer.down.depth, chunks = (width + kGateChunk - 1) / kGateChunk;
         for (int64_t unit = me.begin(s.rows * chunks); unit < me.end(s.rows * chunks); ++unit) {
             const int64_t row = unit / chunks, first = unit % chunks * kGateChunk;
             const float* gate = b.gate_up + row * 2 * width + first;
-            silu_mul_row(gate, gate + width, b.activated + row * width + first,
-                         std::min(kGateChunk, width - first));
+            gate_row(layer.activation, gate, gate + width, b.activated + row * width + first,
+                     std::min(kGateChunk, width - first));
         }
         me.barrier.wait();
     }

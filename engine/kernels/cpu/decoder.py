@@ -13,6 +13,10 @@ import torch
 from numpy.typing import NDArray
 
 from engine.kernels.cpu.linear import LinearView
+from engine.kernels.cpu.rows import Activation
+
+# Cosines and sines [T, W] fp32 of each token's position; the first W of a head are turned.
+Rotation = tuple[torch.Tensor, torch.Tensor]
 
 _P, _I, _D = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 
@@ -23,19 +27,26 @@ class _Linear(ctypes.Structure):
     )  # fmt: skip
 
 
+class _Norm(ctypes.Structure):
+    _fields_ = (("weight", _P), ("width", _I), ("epsilon", _D))
+
+
+class _Rotation(ctypes.Structure):
+    _fields_ = (("cosines", _P), ("sines", _P), ("width", _I))
+
+
 class _Layer(ctypes.Structure):
     _fields_ = (
-        ("attention_norm", _P), ("qkv", _Linear), ("query_norm", _P), ("key_norm", _P),
-        ("out", _Linear), ("mlp_norm", _P), ("gate_up", _Linear), ("down", _Linear),
-        ("keys", _P), ("values", _P), ("window", _I), ("attention_epsilon", _D),
-        ("query_epsilon", _D), ("key_epsilon", _D), ("mlp_epsilon", _D), ("scaling", _D),
-        ("softcap", _D),
+        ("before_attention", _Norm), ("qkv", _Linear), ("query_norm", _Norm), ("key_norm", _Norm),
+        ("out", _Linear), ("after_attention", _Norm), ("before_mlp", _Norm), ("gate_up", _Linear),
+        ("down", _Linear), ("after_mlp", _Norm), ("keys", _P), ("values", _P), ("activation", _I),
+        ("rotation", _I), ("window", _I), ("scaling", _D), ("softcap", _D), ("factor", _D),
     )  # fmt: skip
 
 
 class _Step(ctypes.Structure):
     _fields_ = (
-        ("layers", _P), ("x", _P), ("cosines", _P), ("sines", _P), ("slots", _P),
+        ("layers", _P), ("x", _P), ("rotations", _P), ("slots", _P),
         ("block_table", _P), ("query_starts", _P), ("context_lengths", _P), ("workspace", _P),
         ("num_layers", _I), ("rows", _I), ("hidden", _I), ("heads", _I), ("kv_heads", _I),
         ("head_dim", _I), ("intermediate", _I), ("requests", _I), ("table_width", _I),
@@ -53,30 +64,40 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """What a layer consists of.
+    """What a layer consists of; a norm that is None is not there.
 
     Attributes:
-        attention_norm: Before attention.
+        before_attention: Norm of what goes into attention.
         qkv: Query, key and value heads, one after another.
-        query_norm: Of each query head, or None.
-        key_norm: Of each key head, or None.
+        query_norm: Of each query head, or of all of a row together.
+        key_norm: Likewise.
         out: After attention.
-        mlp_norm: Before the MLP.
+        after_attention: Norm of what attention adds.
+        before_mlp: Norm of what goes into the MLP.
         gate_up: The gate and what it multiplies.
+        activation: Of the gate.
         down: After these.
+        after_mlp: Norm of what the MLP adds.
+        factor: On what attention and MLP add.
+        rotation: Which of a step's rotary tables turns the heads; None turns none.
         window: Positions a query sees, itself included; 0 is all before it.
         scaling: Factor on the scores.
         softcap: Limit of the scores, or 0.
     """
 
-    attention_norm: Norm
+    before_attention: Norm | None
     qkv: LinearView
     query_norm: Norm | None
     key_norm: Norm | None
     out: LinearView
-    mlp_norm: Norm
+    after_attention: Norm | None
+    before_mlp: Norm | None
     gate_up: LinearView
+    activation: Activation
     down: LinearView
+    after_mlp: Norm | None
+    factor: float
+    rotation: int | None
     window: int
     scaling: float
     softcap: float
@@ -119,7 +140,7 @@ class Decoder:
 
         Args:
             library: The kernels.
-            layers: All of one shape; held as long as this object.
+            layers: With heads of one shape; held as long as this object.
             num_heads: Query heads.
             num_kv_heads: Key and value heads.
         """
@@ -134,27 +155,29 @@ class Decoder:
             "heads": num_heads,
             "kv_heads": num_kv_heads,
             "head_dim": first.qkv.columns // (num_heads + 2 * num_kv_heads),
-            "intermediate": first.down.depth,
+            "intermediate": max(layer.down.depth for layer in layers),
         }
 
-    def run(
-        self, x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, step: CachedStep
-    ) -> None:
+    def run(self, x: torch.Tensor, rotations: Sequence[Rotation], step: CachedStep) -> None:
         """Compute the layers, and store this step's keys and values.
 
         Args:
             x: [T, hidden] fp32 contiguous, the embedded tokens; becomes the last layer's output.
-            cosines: [T, D] fp32, of each token's position.
-            sines: [T, D].
+            rotations: What the layers' numbers stand for.
             step: The cache and the tokens' places in it.
         """
         self._take_cache(step)
-        cosines, sines = cosines.contiguous(), sines.contiguous()
+        tables = [(cosines.contiguous(), sines.contiguous()) for cosines, sines in rotations]
+        described_tables = (_Rotation * len(tables))(
+            *(
+                _Rotation(cosines.data_ptr(), sines.data_ptr(), cosines.shape[1])
+                for cosines, sines in tables
+            )
+        )
         described = _Step(
             layers=ctypes.addressof(self._array),
             x=x.data_ptr(),
-            cosines=cosines.data_ptr(),
-            sines=sines.data_ptr(),
+            rotations=ctypes.addressof(described_tables),
             slots=step.slots.data_ptr(),
             block_table=step.block_table.data_ptr(),
             query_starts=step.query_starts.ctypes.data,
@@ -180,27 +203,30 @@ class Decoder:
 
 
 def _describe(layer: DecoderLayer) -> _Layer:
-    attention, query, key, mlp = (
-        (None, 0.0) if norm is None else (norm.weight.data_ptr(), norm.epsilon)
-        for norm in (layer.attention_norm, layer.query_norm, layer.key_norm, layer.mlp_norm)
-    )
     return _Layer(
-        attention_norm=attention[0],
-        attention_epsilon=attention[1],
+        before_attention=_describe_norm(layer.before_attention),
         qkv=_describe_linear(layer.qkv),
-        query_norm=query[0],
-        query_epsilon=query[1],
-        key_norm=key[0],
-        key_epsilon=key[1],
+        query_norm=_describe_norm(layer.query_norm),
+        key_norm=_describe_norm(layer.key_norm),
         out=_describe_linear(layer.out),
-        mlp_norm=mlp[0],
-        mlp_epsilon=mlp[1],
+        after_attention=_describe_norm(layer.after_attention),
+        before_mlp=_describe_norm(layer.before_mlp),
         gate_up=_describe_linear(layer.gate_up),
         down=_describe_linear(layer.down),
+        after_mlp=_describe_norm(layer.after_mlp),
+        activation=layer.activation,
+        rotation=-1 if layer.rotation is None else layer.rotation,
         window=layer.window,
         scaling=layer.scaling,
         softcap=layer.softcap,
+        factor=layer.factor,
     )
+
+
+def _describe_norm(norm: Norm | None) -> _Norm:
+    if norm is None:
+        return _Norm(None, 0, 0.0)
+    return _Norm(norm.weight.data_ptr(), norm.weight.numel(), norm.epsilon)
 
 
 def _describe_linear(linear: LinearView) -> _Linear:

@@ -27,11 +27,8 @@ _ARGUMENTS: dict[str, list[type]] = {
     "quantized_linear": [_POINTER, _INTEGER, *[_POINTER] * 5],
     "unpack_rows": [_INTEGER, _POINTER, _INTEGER, _POINTER, _POINTER, _INTEGER, _INTEGER],
     "rms_norm": [_POINTER, _POINTER, _POINTER, _INTEGER, _INTEGER, _FLOAT, _INTEGER],
-    "silu_mul": [_POINTER, _POINTER, _INTEGER, _INTEGER, _INTEGER],
-    "rotate": [
-        _POINTER, _INTEGER, _POINTER, _POINTER, _INTEGER, _POINTER, _INTEGER, _INTEGER, _INTEGER,
-        _INTEGER,
-    ],
+    "gate_mul": [_INTEGER, _POINTER, _POINTER, _INTEGER, _INTEGER, _INTEGER],
+    "rotate": [*[_POINTER] * 5],
     "paged_attention": [*[_POINTER] * 9, _FLOAT, _FLOAT],
     "decoder_workspace": [_POINTER],
     "run_decoder": [_POINTER],

@@ -22,21 +22,23 @@ void rms_norm(const float* x, const float* weight, float* y, int64_t rows, int64
         norm_row(x + row * width, weight, y + row * width, width, epsilon);
 }
 
-// y = silu(gate) * up, where a row of x is [gate | up], each of `width`.
-void silu_mul(const float* x, float* y, int64_t rows, int64_t width, int64_t threads) {
+// y = activation(gate) * up, where a row of x is [gate | up], each of `width`.
+void gate_mul(int64_t activation, const float* x, float* y, int64_t rows, int64_t width,
+              int64_t threads) {
 #pragma omp parallel for schedule(static) num_threads(threads) if (rows * width > kMinParallelFloats)
     for (int64_t row = 0; row < rows; ++row) {
         const float* gate = x + row * 2 * width;
-        silu_mul_row(gate, gate + width, y + row * width, width);
+        gate_row(activation, gate, gate + width, y + row * width, width);
     }
 }
 
-// Turns the first `heads` heads of each row by the row's angles: with x split in halves (a, b),
-// a' = a cos - b sin and b' = b cos + a sin. Rows of x are `stride` apart, those of y
-// heads * width; cosines and sines are [rows, width], rows `angle_stride` apart.
-void rotate(const float* x, int64_t stride, const float* cosines, const float* sines,
-            int64_t angle_stride, float* y, int64_t rows, int64_t heads, int64_t width,
-            int64_t threads) {
+// Turns the first `turned` numbers of each head of each row by the row's angles; see rotate_head.
+// sizes: what rows of x are apart, what those of the angles are, rows, heads of each, turned, width
+// of a head, threads. y is [rows, heads, width].
+void rotate(const float* x, const float* cosines, const float* sines, float* y,
+            const int64_t* sizes) {
+    const int64_t stride = sizes[0], angle_stride = sizes[1], rows = sizes[2], heads = sizes[3];
+    const int64_t turned = sizes[4], width = sizes[5], threads = sizes[6];
 #pragma omp parallel for schedule(static) num_threads(threads) \
     if (rows * heads * width > kMinParallelFloats)
     for (int64_t row = 0; row < rows; ++row) {
@@ -44,7 +46,7 @@ void rotate(const float* x, int64_t stride, const float* cosines, const float* s
         const float* s = sines + row * angle_stride;
         for (int64_t head = 0; head < heads; ++head)
             rotate_head(x + row * stride + head * width, c, s, y + (row * heads + head) * width,
-                        width);
+                        turned, width);
     }
 }
 }

@@ -29,28 +29,61 @@ inline void norm_row(const float* x, const float* weight, float* y, int64_t widt
     for (; i < width; ++i) y[i] = weight[i] * (x[i] * scale);
 }
 
-inline float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
+// x += factor * y
+inline void add_row(float* x, const float* y, float factor, int64_t width) {
+    for (int64_t i = 0; i < width; ++i) x[i] += factor * y[i];
+}
 
-// y = silu(gate) * up, for `width` numbers.
-inline void silu_mul_row(const float* gate, const float* up, float* y, int64_t width) {
+// The activations of rows.py, by its numbers. Each lets x * sigmoid(slope(x)) pass.
+constexpr int64_t kSilu = 0;
+constexpr int64_t kGeluTanh = 1;
+
+struct Silu {
+    template <class Number>
+    static Number slope(Number x) {
+        return x;
+    }
+};
+
+// x / 2 * (1 + tanh(u)) is x * sigmoid(2 u), where u = sqrt(2 / pi) * (x + 0.044715 x^3).
+struct GeluTanh {
+    template <class Number>
+    static Number slope(Number x) {
+        return x * (1.5957691216f + 0.0713548163f * (x * x));
+    }
+};
+
+template <class Activation>
+inline void gate_row_with(const float* gate, const float* up, float* y, int64_t width) {
     int64_t i = 0;
     for (; i + kLanes <= width; i += kLanes) {
         const Vector g = load(gate + i);
-        store(y + i, g / (1.0f + exp(-g)) * load(up + i));
+        store(y + i, g / (1.0f + exp(-Activation::slope(g))) * load(up + i));
     }
-    for (; i < width; ++i) y[i] = gate[i] * sigmoid(gate[i]) * up[i];
+    for (; i < width; ++i)
+        y[i] = gate[i] / (1.0f + std::exp(-Activation::slope(gate[i]))) * up[i];
 }
 
-// Turn a head by its row's angles: with x split in halves (a, b), a' = a cos - b sin and
-// b' = b cos + a sin. y may be x.
+// y = activation(gate) * up, for `width` numbers.
+inline void gate_row(int64_t activation, const float* gate, const float* up, float* y,
+                     int64_t width) {
+    if (activation == kGeluTanh)
+        gate_row_with<GeluTanh>(gate, up, y, width);
+    else
+        gate_row_with<Silu>(gate, up, y, width);
+}
+
+// Turn the first `turned` numbers of a head by its row's angles: split in halves (a, b), they become
+// a' = a cos - b sin and b' = b cos + a sin. The others stay. y may be x.
 inline void rotate_head(const float* x, const float* cosines, const float* sines, float* y,
-                        int64_t width) {
-    const int64_t half = width / 2;
+                        int64_t turned, int64_t width) {
+    const int64_t half = turned / 2;
     for (int64_t i = 0; i < half; ++i) {
         const float a = x[i], b = x[half + i];
         y[i] = a * cosines[i] - b * sines[i];
         y[half + i] = b * cosines[half + i] + a * sines[half + i];
     }
+    if (y != x) std::memcpy(y + turned, x + turned, (width - turned) * sizeof(float));
 }
 
 }  // namespace

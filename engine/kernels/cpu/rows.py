@@ -4,11 +4,20 @@ Each is a function on the kernels and, for the length of a compilation, an opera
 """
 
 import ctypes
+import enum
 
 import torch
 
 from engine.kernels.cpu.library import kernels
 from engine.kernels.operators import define_operator
+
+
+class Activation(enum.IntEnum):
+    """What a gate lets pass: the numbers of rows.h."""
+
+    SILU = 0
+    # Gaussian error linear unit, by its approximation with a hyperbolic tangent.
+    GELU_TANH = 1
 
 
 def rms_norm(
@@ -32,15 +41,20 @@ def rms_norm(
     return y
 
 
-def silu_mul(library: ctypes.CDLL, x: torch.Tensor) -> torch.Tensor:
-    """Return silu(gate) * up for x = [..., gate | up] contiguous: [..., W] from [..., 2 W]."""
+def gate_mul(library: ctypes.CDLL, x: torch.Tensor, activation: int) -> torch.Tensor:
+    """Return activation(gate) * up for x = [..., gate | up]: [..., W] from [..., 2 W].
+
+    Args:
+        library: The kernels.
+        x: Contiguous.
+        activation: Of `Activation`; a plain number, for operators of torch.
+    """
     if torch.compiler.is_dynamo_compiling():
-        return _silu_mul(x)
+        return _gate_mul(x, activation)
     width = x.shape[-1] // 2
     y = torch.empty(*x.shape[:-1], width)
-    library.silu_mul(
-        x.data_ptr(), y.data_ptr(), x.numel() // (2 * width), width, torch.get_num_threads()
-    )
+    rows = x.numel() // (2 * width)
+    library.gate_mul(activation, x.data_ptr(), y.data_ptr(), rows, width, torch.get_num_threads())
     return y
 
 
@@ -51,21 +65,23 @@ def rotate(
 
     Args:
         library: The kernels.
-        heads: [T, H, D], D even; a row's heads lie side by side, rows may be apart.
-        cosines: [T, D].
-        sines: [T, D].
+        heads: [T, H, D]; a row's heads lie side by side, rows may be apart.
+        cosines: [T, W], W even and at most D: the first W of each head are turned.
+        sines: [T, W].
 
     Returns:
         [T, H, D] contiguous.
 
     Raises:
-        ValueError: The angles are not those of whole heads of these rows.
+        ValueError: The angles are not those of these rows' heads.
     """
     if torch.compiler.is_dynamo_compiling():
         return _rotate(heads, cosines, sines)
     rows, count, width = heads.shape
     assert heads.stride()[1:] == (width, 1)
-    if cosines.shape != (rows, width) or sines.shape != (rows, width) or width % 2:
+    turned = cosines.shape[-1]
+    fits = cosines.shape == sines.shape == (rows, turned) and turned <= width
+    if not fits or turned % 2:
         raise ValueError(
             f"{rows} rows of heads {width} wide are turned by angles of the shapes "
             f"{tuple(cosines.shape)} and {tuple(sines.shape)}"
@@ -73,17 +89,13 @@ def rotate(
     if cosines.stride() != sines.stride() or cosines.stride(1) != 1:
         cosines, sines = cosines.contiguous(), sines.contiguous()
     y = torch.empty(rows, count, width)
+    sizes = (heads.stride(0), cosines.stride(0), rows, count, turned, width)
     library.rotate(
         heads.data_ptr(),
-        heads.stride(0),
         cosines.data_ptr(),
         sines.data_ptr(),
-        cosines.stride(0),
         y.data_ptr(),
-        rows,
-        count,
-        width,
-        torch.get_num_threads(),
+        (ctypes.c_int64 * 7)(*sizes, torch.get_num_threads()),
     )
     return y
 
@@ -93,10 +105,10 @@ _rms_norm = define_operator(
     lambda x, weight, epsilon: rms_norm(kernels(), x, weight, epsilon),
     lambda x, weight, epsilon: x.new_empty(x.shape),
 )
-_silu_mul = define_operator(
-    "silu_mul(Tensor x) -> Tensor",
-    lambda x: silu_mul(kernels(), x),
-    lambda x: x.new_empty(*x.shape[:-1], x.shape[-1] // 2),
+_gate_mul = define_operator(
+    "gate_mul(Tensor x, int activation) -> Tensor",
+    lambda x, activation: gate_mul(kernels(), x, activation),
+    lambda x, activation: x.new_empty(*x.shape[:-1], x.shape[-1] // 2),
 )
 _rotate = define_operator(
     "rotate(Tensor heads, Tensor cosines, Tensor sines) -> Tensor",

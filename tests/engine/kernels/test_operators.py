@@ -8,7 +8,7 @@ from engine.attention.operator import OperatorAttention
 from engine.kernels.cpu.library import kernels
 from engine.kernels.cpu.linear import PackedLinear, packed_linear
 from engine.kernels.cpu.quantized_linear import Format, QuantizedWeight, pack_int4
-from engine.kernels.cpu.rows import rms_norm, rotate, silu_mul
+from engine.kernels.cpu.rows import Activation, gate_mul, rms_norm, rotate
 from engine.kernels.operators import define_operator
 from engine.models.fused_decoder import FusedDecoder, _check_step
 from engine.models.opaque_decoder import OpaqueDecoder
@@ -58,7 +58,8 @@ CASES = [
     *quantized_cases(1, 0, 24),
     ("rms_norm", rms_norm, (random(1, 5, 24), random(24), 1e-5)),
     ("rms_norm", rms_norm, (HEADS, random(16), 1e-5)),
-    ("silu_mul", silu_mul, (random(1, 5, 24),)),
+    ("gate_mul", gate_mul, (random(1, 5, 24), int(Activation.SILU))),
+    ("gate_mul", gate_mul, (random(1, 5, 24), int(Activation.GELU_TANH))),
     ("rotate", rotate, (HEADS, random(5, 16), random(5, 16))),
     ("rotate", rotate, (random(1, 4, 16), random(1, 16), random(1, 16))),
 ]
@@ -135,7 +136,7 @@ def test_a_compiled_function_calls_the_kernels_in_one_graph():
     weight = random(24)
 
     def compute(x):
-        return silu_mul(library, layer(rms_norm(library, x, weight, 1e-5)))
+        return gate_mul(library, layer(rms_norm(library, x, weight, 1e-5)), 1)
 
     compiled = torch.compile(compute, fullgraph=True, backend="aot_eager")
     for rows in (2, 3, 7):

@@ -1,9 +1,10 @@
-"""Rotary positions: right for whole heads, refused where the angles are those of something else."""
+"""What a layer does to its rows: rotary positions and gates, against torch."""
 
 import pytest
 import torch
+from torch.nn import functional
 
-from engine.kernels.cpu.rows import rotate
+from engine.kernels.cpu.rows import Activation, gate_mul, rotate
 
 
 def random(*shape: int) -> torch.Tensor:
@@ -29,20 +30,44 @@ def test_heads_are_turned_by_their_rows_angles(width, library):
     torch.testing.assert_close(flipped, expected)
 
 
+@pytest.mark.parametrize("turned_width", [2, 6, 40])
+def test_what_angles_do_not_reach_of_a_head_stays(turned_width, library):
+    heads, angles = random(5, 3, 80), random(5, turned_width)
+    cosines, sines = angles.cos(), angles.sin()
+    expected = torch.cat(
+        (turned(heads[..., :turned_width], cosines, sines), heads[..., turned_width:]), dim=-1
+    )
+    torch.testing.assert_close(rotate(library, heads, cosines, sines), expected)
+
+
 @pytest.mark.parametrize(
     ("heads", "cosines", "sines"),
     [
-        ((5, 3, 8), (5, 4), (5, 4)),  # a part of a head
+        ((5, 3, 8), (5, 10), (5, 10)),  # more than a head
         ((5, 3, 8), (5, 4), (5, 8)),
         ((5, 3, 8), (5, 8), (5, 4)),
         ((5, 3, 8), (5, 16), (5, 16)),
         ((5, 3, 8), (1, 8), (1, 8)),  # angles for one row
         ((5, 3, 8), (8,), (8,)),
         ((5, 3, 7), (5, 7), (5, 7)),  # no halves
+        ((5, 3, 8), (5, 5), (5, 5)),
     ],
     ids=str,
 )
-def test_angles_that_are_not_those_of_whole_heads_are_refused(heads, cosines, sines, library):
+def test_angles_that_are_not_those_of_these_heads_are_refused(heads, cosines, sines, library):
     """The kernel would read beyond them, or leave what it does not turn unwritten."""
     with pytest.raises(ValueError, match="angles of the shapes"):
         rotate(library, random(*heads), random(*cosines), random(*sines))
+
+
+@pytest.mark.parametrize("width", [1, 7, 16, 100])
+def test_a_gate_lets_pass_what_its_activation_says(width, library):
+    x = 6 * random(5, 2 * width)
+    x[0, 0], x[1, 0] = 300.0, -300.0
+    gate, up = x.chunk(2, dim=-1)
+    for activation, expected in (
+        (Activation.SILU, functional.silu(gate)),
+        (Activation.GELU_TANH, functional.gelu(gate, approximate="tanh")),
+    ):
+        ours = gate_mul(library, x, activation)
+        torch.testing.assert_close(ours, expected * up, rtol=1e-5, atol=1e-5)

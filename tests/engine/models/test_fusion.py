@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    CohereConfig,
     Gemma3TextConfig,
     Glm4MoeConfig,
     LlamaConfig,
@@ -18,6 +19,7 @@ from transformers import (
     PhiConfig,
     PreTrainedConfig,
     Qwen3Config,
+    SmolLM3Config,
     StableLmConfig,
 )
 
@@ -36,10 +38,13 @@ FAMILIES = {
     "llama": (LlamaConfig(**SIZES), 5, 2, 2, 1),
     "qwen3": (Qwen3Config(**SIZES, head_dim=8), 9, 2, 2, 1),
     # GELU in the MLP; norms store their weight less 1.
-    "gemma3": (GEMMA, 13, 2, 0, 7),
-    # Norms over all heads at once; projections come merged already.
-    "olmo2": (Olmo2Config(**SIZES), 9, 0, 2, 9),
-    "phi3": (Phi3Config(**SIZES), 5, 0, 0, 9),
+    "gemma3": (GEMMA, 13, 2, 2, 1),
+    # Norms over all heads at once.
+    "olmo2": (Olmo2Config(**SIZES), 9, 2, 2, 1),
+    # Projections come joined already.
+    "phi3": (Phi3Config(**SIZES), 5, 2, 2, 1),
+    # A layer whose heads are not turned.
+    "smollm3": (SmolLM3Config(**SIZES, no_rope_layers=[1, 0]), 5, 2, 2, 1),
 }
 
 
@@ -74,7 +79,7 @@ def test_nothing_is_replaced_in_half_precision():
     assert CausalLM(make(LlamaConfig(**SIZES)).to(torch.bfloat16)).replacements == []
 
 
-@pytest.mark.parametrize(("name", "place"), [("silu_mul", 2), ("rotate", 1), ("rms_norm", 0)])
+@pytest.mark.parametrize(("name", "place"), [("gate_mul", 2), ("rotate", 1), ("rms_norm", 0)])
 def test_a_replacement_that_computes_something_else_is_left_out(monkeypatch, name, place):
     right = getattr(fused_layers, name)
     monkeypatch.setattr(fused_layers, name, lambda *arguments: right(*arguments) * 1.01)
@@ -84,25 +89,42 @@ def test_a_replacement_that_computes_something_else_is_left_out(monkeypatch, nam
 
 
 MOE = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-PARTLY_TURNED: list[tuple[type[PreTrainedConfig], dict[str, Any]]] = [
-    (NemotronConfig, {}),
-    (Glm4MoeConfig, MOE),
-    (PhiConfig, {}),
-    (StableLmConfig, {}),
-    (PersimmonConfig, {}),
-    (Phi3Config, {}),
+# With whether their projections have names that are known.
+PARTLY_TURNED: list[tuple[type[PreTrainedConfig], dict[str, Any], bool]] = [
+    (NemotronConfig, {}, True),
+    (Glm4MoeConfig, MOE, True),
+    (PhiConfig, {}, False),
+    (StableLmConfig, {}, True),
+    (PersimmonConfig, {}, False),
+    (Phi3Config, {}, True),
 ]
 
 
 @pytest.mark.parametrize("share", [0.25, 0.5, 0.75])
 @pytest.mark.parametrize(
-    ("kind", "options"), PARTLY_TURNED, ids=[kind.model_type for kind, _ in PARTLY_TURNED]
+    ("kind", "options", "is_known"), PARTLY_TURNED, ids=[c[0].model_type for c in PARTLY_TURNED]
 )
-def test_a_rotation_of_a_part_of_a_head_is_not_fused(kind, options, share):
-    """The kernel turns whole heads, and would read angles that are not there."""
+def test_a_rotation_of_a_part_of_a_head_turns_that_part(kind, options, is_known, share):
     rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": share}
     model = CausalLM(make(kind(**SIZES, **options, rope_parameters=rope)))
+    assert kinds(model)[1] == 2 * is_known
+    assert self_check(model, probe_geometry(model)) < 1e-5
+
+
+def test_an_attention_that_turns_neighbouring_numbers_is_not_fused():
+    """The kernel turns halves of a head."""
+    model = CausalLM(make(CohereConfig(**SIZES)))
     assert kinds(model)[1] == 0
+    assert self_check(model, probe_geometry(model)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "is_known"), [("silu", True), ("gelu_pytorch_tanh", True), ("gelu", False)]
+)
+def test_a_gate_is_fused_if_its_activation_is_one_of_ours(name, is_known):
+    """The two kinds of GELU differ by less than an output of many numbers may be off."""
+    model = CausalLM(make(LlamaConfig(**SIZES, hidden_act=name)))
+    assert kinds(model)[2] == 2 * is_known
     assert self_check(model, probe_geometry(model)) < 1e-5
 
 

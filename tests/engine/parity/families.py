@@ -28,6 +28,7 @@ SHAPE: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 ALTERNATING = ["sliding_attention", "full_attention"]
+HALF_TURNED = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 
 
 def _gpt2() -> hf.PretrainedConfig:
@@ -97,7 +98,7 @@ FAMILIES: dict[str, Callable[[], hf.PretrainedConfig]] = {
         query_pre_attn_scalar=8,
     ),
     "mistral": lambda: hf.MistralConfig(**SHAPE, sliding_window=WINDOW),
-    "phi3": lambda: hf.Phi3Config(**SHAPE),
+    "phi3": lambda: hf.Phi3Config(**SHAPE, rope_parameters=HALF_TURNED),
     "gpt2": _gpt2,
     "gpt_neox": lambda: hf.GPTNeoXConfig(
         **{k: v for k, v in SHAPE.items() if k != "num_key_value_heads"}
@@ -112,6 +113,7 @@ FAMILIES: dict[str, Callable[[], hf.PretrainedConfig]] = {
     "granite": lambda: hf.GraniteConfig(
         **SHAPE, attention_multiplier=0.5, embedding_multiplier=2.0, residual_multiplier=0.5
     ),
+    "smollm3": lambda: hf.SmolLM3Config(**SHAPE, no_rope_layers=[1, 0]),
     "cohere": lambda: hf.CohereConfig(**SHAPE, logit_scale=0.5),
     "deepseek_v3": _deepseek_v3,
 }

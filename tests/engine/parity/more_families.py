@@ -57,7 +57,6 @@ MORE_FAMILIES: dict[str, Callable[[], hf.PretrainedConfig]] = {
     "biogpt": lambda: hf.BioGptConfig(**WITHOUT_GROUPS),
     "phi": lambda: hf.PhiConfig(**SHAPE),
     "starcoder2": lambda: hf.Starcoder2Config(**SHAPE, sliding_window=WINDOW),
-    "smollm3": lambda: hf.SmolLM3Config(**SHAPE),
     "olmo3": lambda: hf.Olmo3Config(**SHAPE, **SLIDING),
     "exaone4": lambda: hf.Exaone4Config(**SHAPE, **SLIDING),
     "cohere2": lambda: hf.Cohere2Config(**SHAPE, **SLIDING),

@@ -10,7 +10,9 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -44,14 +46,19 @@ class LimitedPool:
             TimeoutError: It took longer; it is given up.
         """
         job = _Job(function, arguments)
-        work = asyncio.get_running_loop().run_in_executor(self._pool, job.run)
+        loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[Result] = loop.create_future()
+        work = self._pool.submit(job.run)
+        work.add_done_callback(partial(_tell, loop, outcome))
+        timer = None if seconds is None else loop.call_later(seconds, _expire, outcome)
         try:
-            result: Result = await asyncio.wait_for(asyncio.shield(work), seconds)
+            return await outcome
         except (TimeoutError, asyncio.CancelledError):
             job.give_up()
-            work.add_done_callback(_forget)
             raise
-        return result
+        finally:
+            if timer is not None:
+                timer.cancel()
 
     def close(self) -> None:
         """End the threads as they become free; what waits for one is cancelled."""
@@ -112,7 +119,30 @@ def _await_delivery() -> None:
         time.sleep(0.001)
 
 
-def _forget(work: "asyncio.Future[Any]") -> None:
-    """Look at the outcome of work that nobody waits for, so that it is not reported as lost."""
-    if not work.cancelled():
-        work.exception()
+def _tell(
+    loop: asyncio.AbstractEventLoop, outcome: "asyncio.Future[Result]", work: "Future[Result]"
+) -> None:
+    """Have the event loop take the outcome of work, in one turn; on the thread that did it.
+
+    A turn of a busy loop takes milliseconds, and asyncio's own chain of futures takes four.
+    """
+    # Refused by a loop that was closed because nobody waits any more.
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(_settle, outcome, work)
+
+
+def _settle(outcome: "asyncio.Future[Result]", work: "Future[Result]") -> None:
+    """Give the outcome of work to who waits for it, if it still is waited for."""
+    if outcome.done():
+        return
+    if work.cancelled():
+        outcome.cancel()
+    elif (error := work.exception()) is not None:
+        outcome.set_exception(error)
+    else:
+        outcome.set_result(work.result())
+
+
+def _expire(outcome: "asyncio.Future[Any]") -> None:
+    if not outcome.done():
+        outcome.set_exception(TimeoutError())

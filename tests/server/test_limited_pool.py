@@ -71,3 +71,31 @@ async def test_the_next_work_never_gets_the_exception_of_the_last(pool):
         with contextlib.suppress(TimeoutError):
             await pool.run(0.005, time.sleep, delay)
         assert await pool.run(None, sum, range(1000)) == 499500
+
+
+async def test_what_waits_for_a_thread_is_cancelled_when_the_pool_is_closed():
+    closed = LimitedPool(1, "closed")
+    began, end = threading.Event(), threading.Event()
+
+    def hold() -> bool:
+        began.set()
+        return end.wait(20)
+
+    first = asyncio.create_task(closed.run(None, hold))
+    assert await asyncio.to_thread(began.wait, 20)
+    waiting = asyncio.create_task(closed.run(None, divmod, 7, 2))
+    await asyncio.sleep(0)
+    closed.close()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    end.set()
+    assert await first
+
+
+def test_work_that_outlives_its_event_loop_ends_quietly(caplog):
+    pool, end = LimitedPool(1, "outliving"), threading.Event()
+    with pytest.raises(TimeoutError):
+        asyncio.run(pool.run(0.01, end.wait, 20))
+    end.set()
+    assert asyncio.run(pool.run(None, divmod, 7, 2)) == (3, 1)
+    assert not caplog.records

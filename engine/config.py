@@ -61,6 +61,10 @@ class ContinuousBatchingConfig:
         max_draft_tokens: Not in the documentation. How many of a request's next tokens may be
             guessed, from what followed the same tokens before, and computed in one step; right ones
             save steps, no answer changes. As many are guessed as have lately paid. 0 guesses none.
+        thread_niceness: Not in the documentation. How far the engine's thread, and those that
+            compute for it, stand back behind the program's other threads when there are too few
+            processors for all: 0 not at all, 19 the most; Linux only. An event loop that waits for
+            the engine's thread makes each of its clients wait.
 
     Source: the public documentation of transformers' class of the same name.
     """
@@ -96,6 +100,7 @@ class ContinuousBatchingConfig:
     block_size: InitVar[int | None] = None
     step_time_target: float | None = None
     max_draft_tokens: int = 0
+    thread_niceness: int = 2
 
     DEPRECATED_FIELDS: ClassVar[tuple[str, ...]] = (
         "use_default_compile_configs",

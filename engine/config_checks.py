@@ -70,6 +70,10 @@ _RANGES: dict[str, tuple[str, Callable[[object], bool]]] = {
     ),
     "step_time_target": ("a number of seconds, at least 0", _is_amount),
     "max_draft_tokens": ("a whole number of at least 0", _is_count(0)),
+    "thread_niceness": (
+        "a whole number from 0 to 19",
+        lambda value: _is_count(0)(value) and value in range(20),
+    ),
     "safety_margin": ("a share: at least 0, below 1", _is_fraction(zero=True, one=False)),
     "max_queue_size": ("a whole number of at least 0", _is_count(0)),
     "seed": ("a whole number", lambda value: type(value) is int),

@@ -6,6 +6,8 @@ Called from callers' threads; `_run` is the body of the engine thread.
 """
 
 import logging
+import os
+import sys
 import threading
 import time
 import weakref
@@ -24,16 +26,20 @@ EXIT_TIMEOUT_SECONDS = 10.0
 class EngineThread:
     """Owns the loop and the thread that runs it."""
 
-    def __init__(self, build: Callable[[], EngineLoop], channels: Channels) -> None:
+    def __init__(
+        self, build: Callable[[], EngineLoop], channels: Channels, niceness: int = 0
+    ) -> None:
         """Build the loop, the cache's memory included; the thread is not started.
 
         Args:
             build: Makes the loop; called again for a start after a stop that kept nothing.
             channels: What the loop shares with callers.
+            niceness: How far the thread stands back behind others, 0 to 19.
         """
         self.loop: EngineLoop | None = build()
         self._build = build
         self._channels = channels
+        self._niceness = niceness
         self._threads: list[threading.Thread] = []
         self._lifecycle = threading.RLock()
         self._turning = False
@@ -153,6 +159,7 @@ class EngineThread:
     def _run(self) -> None:
         """Run the loop, then leave things ready for a next start."""
         assert self.loop is not None
+        _stand_back(self._niceness)
         try:
             error = self.loop.run()
         except BaseException as failure:
@@ -176,6 +183,14 @@ class EngineThread:
         self._channels.mailbox.post_stop(StopMode.HARD)
         if self.loop is not None and self._channels.mailbox.num_live > 0:
             self.loop.run()
+
+
+def _stand_back(niceness: int) -> None:
+    """Have this thread, and those that it starts, wait for others where processors are few."""
+    # Elsewhere the priority is one of the process, the event loop's thread included.
+    if niceness and sys.platform == "linux":
+        own = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, own, os.getpriority(os.PRIO_PROCESS, own) + niceness)
 
 
 def _end_at_exit(mailbox: Mailbox, threads: list[threading.Thread]) -> None:

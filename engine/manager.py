@@ -96,7 +96,9 @@ class ContinuousBatchingManager:
             has_priorities=self.resolved_config.scheduler_type == "priority",
             can_pool=model.causal_lm.vector_size is not None,
         )
-        self._thread = EngineThread(self._build_loop, self._channels)
+        self._thread = EngineThread(
+            self._build_loop, self._channels, self.resolved_config.thread_niceness
+        )
 
     def add_request(
         self,

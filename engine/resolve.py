@@ -61,6 +61,7 @@ class ResolvedConfig:
         num_host_blocks: Blocks on the host that preempted requests are swapped to.
         step_time_target: Seconds a step may take while requests stream; 0 is unlimited.
         max_draft_tokens: Tokens that may be guessed for a request in a step; 0 guesses none.
+        thread_niceness: How far the engine's thread stands back behind others; 0 not at all.
         max_queue_size: Requests that may wait for their first step; 0 is unlimited.
         allow_block_sharing: Whether equal prefixes share blocks.
         scheduler_type: Which scheduler.
@@ -83,6 +84,7 @@ class ResolvedConfig:
     num_host_blocks: int
     step_time_target: float
     max_draft_tokens: int
+    thread_niceness: int
     max_queue_size: int
     allow_block_sharing: bool
     scheduler_type: str
@@ -110,6 +112,7 @@ class ResolvedConfig:
             if self.step_time_target
             else "unlimited",
             "max_draft_tokens": str(self.max_draft_tokens),
+            "thread_niceness": str(self.thread_niceness),
             "max_queue_size": str(self.max_queue_size or "unlimited"),
             "allow_block_sharing": str(self.allow_block_sharing),
             "scheduler_type": self.scheduler_type,
@@ -166,6 +169,7 @@ def resolve_config(
         num_host_blocks=_resolve_host_blocks(config, model, num_blocks, memory.block, reasons),
         step_time_target=_resolve_step_time(config, model.device, reasons),
         max_draft_tokens=config.max_draft_tokens,
+        thread_niceness=config.thread_niceness,
         max_queue_size=config.max_queue_size,
         allow_block_sharing=config.allow_block_sharing,
         scheduler_type=config.scheduler_type,

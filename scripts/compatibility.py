@@ -128,6 +128,8 @@ DIFFERENCES = {
     "keep their pace.",
     "max_draft_tokens": "Not documented, ours: tokens guessed from what followed the same ones "
     "before are computed beside the known ones. Answers do not change, sampled ones neither.",
+    "thread_niceness": "Not documented, ours: how far the engine's thread stands back when it and "
+    "the event loop want the same processor.",
 }
 
 TESTS = Path(__file__).parents[1] / "tests" / "engine"

@@ -20,7 +20,7 @@ DEPRECATED: dict[str, Any] = {
 }
 DOCUMENTED = inspect.signature(transformers.ContinuousBatchingConfig).parameters
 # Fields that only ours has, after the documented ones.
-OURS = ["step_time_target", "max_draft_tokens"]
+OURS = ["step_time_target", "max_draft_tokens", "thread_niceness"]
 # Fields that something reads; tests/engine/test_resolve.py shows for each what it changes.
 READ_FIELDS = {
     "page_size",
@@ -39,6 +39,7 @@ READ_FIELDS = {
     "seed",
     "auto_switch_to_flash",
     "max_draft_tokens",
+    "thread_niceness",
     "max_queue_size",
     "per_request_processors",
     "drop_unsupported_processors",
@@ -128,6 +129,10 @@ def test_turning_off_what_is_not_there_is_fine(field, value):
         ("max_draft_tokens", -1),
         ("max_draft_tokens", True),
         ("max_draft_tokens", None),
+        ("thread_niceness", -1),
+        ("thread_niceness", 20),
+        ("thread_niceness", True),
+        ("thread_niceness", None),
         ("safety_margin", 1),
         ("safety_margin", -0.1),
         ("max_queue_size", -1),
@@ -169,6 +174,8 @@ def test_a_value_out_of_range_is_refused_with_what_it_may_be(field, value):
         ("cpu_offload_space_safety_threshold", 1),
         ("step_time_target", 0),
         ("max_draft_tokens", 0),
+        ("thread_niceness", 0),
+        ("thread_niceness", 19),
         ("safety_margin", 0),
         ("safety_margin", 0.99),
         ("seed", -5),

@@ -1,6 +1,8 @@
 """Starting, stopping, keeping, destroying: what each allows next, and who is told."""
 
 import logging
+import os
+import sys
 import threading
 import time
 
@@ -282,3 +284,17 @@ def kill(manager):
 
     loop_of(manager).scheduler.update = broken  # type: ignore[method-assign]
     return cause
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have priorities of their own on Linux")
+def test_the_engine_stands_back_behind_the_threads_of_its_callers(make_manager):
+    own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    for niceness in (0, 3, 19):
+        manager = make_manager(thread_niceness=niceness)
+        for _ in range(2):
+            manager.start()
+            assert answer(manager) is not None
+            thread = manager._thread._threads[0].native_id
+            assert os.getpriority(os.PRIO_PROCESS, thread) == min(own + niceness, 19)
+            manager.stop()
+        assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == own

@@ -63,6 +63,7 @@ EFFECTS = {
     "max_queue_size": (9, "max_queue_size", 9),
     "step_time_target": (0.5, "step_time_target", 0.5),
     "max_draft_tokens": (6, "max_draft_tokens", 6),
+    "thread_niceness": (7, "thread_niceness", 7),
     "default_compile_level": (1, "varlen_compile", preset(1)),
     "varlen_compile_config": (EAGER, "varlen_compile", compile_options("", EAGER)),
     "decode_compile_config": (EAGER, "decode_compile", compile_options("", EAGER)),

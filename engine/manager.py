@@ -67,38 +67,34 @@ class ContinuousBatchingManager:
         check_generation_config(
             generation_config, continuous_batching_config.drop_unsupported_processors
         )
-        self.model = model
+        self.model, causal_lm = model, model.causal_lm
         self.generation_config = generation_config
-        self.resolved_config = resolve_config(
+        self.resolved_config = resolved = resolve_config(
             continuous_batching_config,
             workload_hints or WorkloadHints(),
-            model.causal_lm,
+            causal_lm,
             model.geometry,
-            processes_logits=default_processes_logits(
-                generation_config, model.causal_lm.vocab_size
-            ),
+            processes_logits=default_processes_logits(generation_config, causal_lm.vocab_size),
             fallback_compile=generation_config.compile_config,
         )
-        check_once(model.causal_lm, model.geometry, self.resolved_config.attention)
+        check_once(causal_lm, model.geometry, resolved.attention)
         self.limits = SamplingLimits(
-            vocab_size=model.causal_lm.vocab_size,
-            max_model_tokens=self.resolved_config.max_model_tokens,
-            seed=self.resolved_config.seed,
+            vocab_size=causal_lm.vocab_size,
+            max_model_tokens=resolved.max_model_tokens,
+            seed=resolved.seed,
         )
         self.sessions = Sessions()
-        self._channels = channels = _make_channels(self.resolved_config.max_queue_size)
+        self._channels = channels = _make_channels(resolved.max_queue_size)
         self._mailbox, self._router = channels.mailbox, channels.router
         self._store, self._pause = channels.router.store, channels.pause
         self._submitter = Submitter(
             generation_config,
             self.limits,
             channels,
-            has_priorities=self.resolved_config.scheduler_type == "priority",
-            can_pool=model.causal_lm.vector_size is not None,
+            has_priorities=resolved.scheduler_type == "priority",
+            can_pool=causal_lm.vector_size is not None,
         )
-        self._thread = EngineThread(
-            self._build_loop, self._channels, self.resolved_config.thread_niceness
-        )
+        self._thread = EngineThread(self._build_loop, channels, resolved.thread_niceness)
 
     def add_request(
         self,

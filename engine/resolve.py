@@ -153,8 +153,7 @@ def resolve_config(
     reasons: dict[str, str] = {}
     max_batch_tokens = _resolve_batch_tokens(config, model.device, reasons)
     max_requests = _resolve_requests(config, hints, max_batch_tokens, reasons)
-    num_rows = min(max_batch_tokens, max_requests * (1 + config.max_draft_tokens))
-    reserved = _step_bytes(model, max_batch_tokens, num_rows)
+    reserved = _step_bytes(model, max_batch_tokens, max_requests * (1 + config.max_draft_tokens))
     memory = _resolve_memory(config, model, geometry, reserved, processes_logits=processes_logits)
     num_blocks = _resolve_blocks(config, memory, reasons)
     attention = _resolve_attention(config, model, geometry, reasons)
@@ -376,17 +375,18 @@ def _resolve_model_tokens(model: CausalLM, cache_tokens: int, reasons: dict[str,
     return cache_tokens
 
 
-def _step_bytes(model: CausalLM, max_batch_tokens: int, num_rows: int) -> int:
+def _step_bytes(model: CausalLM, max_batch_tokens: int, max_rows: int) -> int:
     """Return what a step needs beside weights and cache, in bytes.
 
-    Logits of so many rows in the model's dtype, in fp32 and once more for processing; activations
-    of one layer: hidden states, queries, keys, values and the widened MLP, each about twice.
+    Logits of at most so many rows in the model's dtype, in fp32 and once more for processing;
+    activations of one layer: hidden states, queries, keys, values and the widened MLP, each about
+    twice.
     """
     config = model.text_config
     hidden = int(getattr(config, "hidden_size", 0) or 0)
     widened = getattr(config, "intermediate_size", 0) or 4 * hidden
     # Some models name a width for each layer.
     widened = max(widened) if isinstance(widened, list | tuple) else int(widened)
-    logits = num_rows * model.vocab_size * (model.dtype.itemsize + 8)
+    logits = min(max_batch_tokens, max_rows) * model.vocab_size * (model.dtype.itemsize + 8)
     activations = max_batch_tokens * (8 * hidden + 3 * widened) * model.dtype.itemsize
     return logits + activations

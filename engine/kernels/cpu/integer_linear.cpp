@@ -300,15 +300,15 @@ void run_panel(const Linear& linear, const Rows& rows, int64_t index) {
         alignas(64) float sums[kMostRows][kPanel];
         for (int64_t r = 0; r < count; ++r) {
             at[r] = packed + (first + r) * groups;
-            const float* y = rows.y + (first + r) * linear.columns + first_column;
             std::memcpy(sums[r], bias, sizeof(bias));
-            if (rows.adds)
-                for (int64_t c = 0; c < width; ++c) sums[r][c] += y[c];
         }
         multiply_rows<Format>(count, panel, at, groups, first == 0, sums);
-        for (int64_t r = 0; r < count; ++r)
-            std::memcpy(rows.y + (first + r) * linear.columns + first_column, sums[r],
-                        width * sizeof(float));
+        for (int64_t r = 0; r < count; ++r) {
+            float* y = rows.y + (first + r) * linear.columns + first_column;
+            // Added last, as a sum of two layers is: a bit that differs here may let the next
+            // layer round a number the other way.
+            for (int64_t c = 0; c < width; ++c) y[c] = rows.adds ? y[c] + sums[r][c] : sums[r][c];
+        }
     }
 }
 

@@ -29,9 +29,10 @@ inline void norm_row(const float* x, const float* weight, float* y, int64_t widt
     for (; i < width; ++i) y[i] = weight[i] * (x[i] * scale);
 }
 
-// x += factor * y
-inline void add_row(float* x, const float* y, float factor, int64_t width) {
-    for (int64_t i = 0; i < width; ++i) x[i] += factor * y[i];
+// x += factor * y, rounded twice, as it is where layers compute one after another; y is overwritten.
+inline void add_row(float* x, float* y, float factor, int64_t width) {
+    for (int64_t i = 0; i < width; ++i) y[i] *= factor;
+    for (int64_t i = 0; i < width; ++i) x[i] += y[i];
 }
 
 // The activations of rows.py, by its numbers. Each lets x * sigmoid(slope(x)) pass.

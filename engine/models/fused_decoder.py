@@ -20,7 +20,7 @@ from engine.attention.interface import STEP_ATTRIBUTE, StepAttention
 from engine.attention.paged_attention import PagedAttention
 from engine.batch import BatchInputs
 from engine.cache.paged_cache import PagedCache
-from engine.kernels.cpu.decoder import CachedStep, Decoder
+from engine.kernels.cpu.decoder import CachedStep, Decoder, DecoderLayer
 from engine.kernels.cpu.library import load_library
 from engine.models.decoder_layers import FusedLayer, are_alike, find_layer
 from engine.models.fused_layers import FusedNorm
@@ -65,15 +65,8 @@ class FusedDecoder(Replacement):
         for part in self.parts:
             part.refresh()
         geometry = self.layers[0].geometry
-        decoder = Decoder(
-            self.library,
-            [
-                layer.describe(rotation)
-                for layer, rotation in zip(self.layers, self._rotations, strict=True)
-            ],
-            geometry.num_query_heads,
-            geometry.num_kv_heads,
-        )
+        heads, kv_heads = geometry.num_query_heads, geometry.num_kv_heads
+        decoder = Decoder(self.library, self.describe(), heads, kv_heads)
         embed = self.module.get_submodule("embed_tokens")
         rotary = self.module.get_submodule("rotary_emb")
         factor, kinds = self._embedding_factor, self._tables
@@ -82,7 +75,7 @@ class FusedDecoder(Replacement):
         def forward(
             input_ids: torch.Tensor, position_ids: torch.Tensor, **options: Any
         ) -> BaseModelOutputWithPast:
-            step = self._cached_step()
+            step = self.cached_step()
             if step is None:
                 return self.layer_by_layer(input_ids, position_ids, **options)
             hidden = embed(input_ids)
@@ -95,7 +88,14 @@ class FusedDecoder(Replacement):
 
         return forward
 
-    def _cached_step(self) -> CachedStep | None:
+    def describe(self) -> list[DecoderLayer]:
+        """Return what the kernel is to know of each layer; the parts are built."""
+        return [
+            layer.describe(rotation)
+            for layer, rotation in zip(self.layers, self._rotations, strict=True)
+        ]
+
+    def cached_step(self) -> CachedStep | None:
         """Return where the step's tokens stand, if the attention is the one that the kernel has."""
         attention = self.layers[0].attention.module.__dict__.get(STEP_ATTRIBUTE)
         if not isinstance(attention, PagedAttention):

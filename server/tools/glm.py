@@ -12,7 +12,7 @@ from server.tools.tagged import TaggedFormat
 
 GLM = TaggedFormat(
     "glm",
-    call=re.compile(r"\s*([\w.\-]+)\s*(.*)", re.DOTALL),
+    call=re.compile(r"\s*([\w.\-]+)\s*(.*)</tool_call>", re.DOTALL),
     argument=re.compile(
         r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*", re.DOTALL
     ),

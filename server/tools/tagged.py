@@ -19,7 +19,8 @@ class TaggedFormat:
 
     Attributes:
         name: The format's.
-        call: Matches what stands between the outer tags: the function's name, its arguments.
+        call: Matches what follows the outer opening tag, the closing one included if the end of the
+            arguments is not told without it: the function's name, its arguments.
         argument: Finds one argument in these: its key, its value.
     """
 
@@ -36,7 +37,7 @@ class TaggedFormat:
 
     def read(self, block: str, functions: Functions) -> list[Call] | None:
         """See `CallFormat.read`."""
-        match = self.call.fullmatch(block.removesuffix(_END))
+        match = self.call.fullmatch(block)
         if match is None or match[1] not in functions or self.argument.sub("", match[2]).strip():
             return None
         pairs = [(key.strip(), value) for key, value in self.argument.findall(match[2])]

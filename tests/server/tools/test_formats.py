@@ -162,6 +162,8 @@ READ = [
 TEXTS = [
     ("glm", "<tool_call>unknown\n</tool_call>"),
     ("glm", "<tool_call>add\nwords</tool_call>"),
+    ("glm", "<tool_call>now\n"),
+    ("glm", "<tool_call>add\n<arg_key>days</arg_key>\n<arg_value>2</arg_value>\n"),
     ("hermes", "Plain words, a < b, <tool, and <tool_call> in a sentence."),
     ("hermes", "<tool_call>{bad"),
     ("hermes", '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Par'),

@@ -2,11 +2,12 @@
 
 A `MessageParser` cuts the text of one answer into them. What it returns does not depend on how the
 text was cut into pieces before: parsers go character by character, or look for markers only. What
-turns out to be no call stays text, to the letter. Event loop only.
+is no part of a call that was told of stays text, to the letter. Event loop only.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import groupby
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +80,16 @@ class PlainParser:
 def join_parts(parts: list[Part]) -> list[Part]:
     """Join neighbours of a kind."""
     joined: list[Part] = []
-    for part in parts:
-        last = joined[-1] if joined else None
-        if isinstance(part, TextPart) and isinstance(last, TextPart):
-            joined[-1] = TextPart(last.text + part.text)
-        elif isinstance(part, ReasoningPart) and isinstance(last, ReasoningPart):
-            joined[-1] = ReasoningPart(last.text + part.text)
-        elif (
-            isinstance(part, CallArguments)
-            and isinstance(last, CallArguments)
-            and part.index == last.index
-        ):
-            joined[-1] = CallArguments(part.index, last.text + part.text)
-        else:
-            joined.append(part)
+    for (kind, index), group in groupby(parts, _kind):
+        pieces = list(group)
+        if kind is CallStart or len(pieces) == 1:
+            joined += pieces
+            continue
+        text = "".join(piece.text for piece in pieces if not isinstance(piece, CallStart))
+        joined.append(CallArguments(index, text) if kind is CallArguments else kind(text))
     return joined
+
+
+def _kind(part: Part) -> tuple[Any, int]:
+    """Return what neighbours that can be joined have in common."""
+    return type(part), part.index if isinstance(part, CallStart | CallArguments) else 0

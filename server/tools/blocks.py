@@ -1,98 +1,136 @@
-"""How far the text of a call reaches, found one character at a time. Pure."""
+"""What follows the opening of a call, read one character at a time. Pure.
 
+    HELD ─► CALL ─► DONE      FAILED may follow each of the first two
+
+A block tells of a call as soon as its name and the beginning of its arguments have come, and passes
+the rest of these on as it comes. One whose arguments have to be rewritten tells of whole calls.
+"""
+
+from collections.abc import Callable
 from enum import Enum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-MAX_BLOCK_CHARACTERS = 1_000_000
-_PAIRS = {"{": "}", "[": "]", "(": ")"}
+from server.tools.calls import Call, Functions
+from server.tools.json_reader import BLANKS, JsonMark, JsonReader
 
 
 class BlockState(Enum):
-    """Where a block stands after a character."""
+    """What a character is to a block."""
 
-    MORE = "it goes on"
-    DONE = "it ends with this character"
-    FAILED = "it is no call"
+    HELD = "it is part of a call, or of none"
+    CALL = "it is part of a call that was told of"
+    DONE = "so it is, and it is the last one"
+    FAILED = "it is part of no call, nor is what is held"
+
+
+class Step(NamedTuple):
+    """What a character has done.
+
+    Attributes:
+        calls: Those that it begins, or that are whole with it.
+        arguments: What it adds to the arguments of a call that began before.
+    """
+
+    state: BlockState
+    calls: tuple[Call, ...] = ()
+    arguments: str = ""
+
+
+HELD = Step(BlockState.HELD)
+CALL = Step(BlockState.CALL)
+DONE = Step(BlockState.DONE)
+FAILED = Step(BlockState.FAILED)
 
 
 class Block(Protocol):
     """Sees a call's text after its opening marker."""
 
-    def feed(self, text: str) -> BlockState:
+    def feed(self, text: str) -> Step:
         """Take one character, or the whole text of a special token."""
 
-
-class Extent:
-    """Finds the end of a value that begins with a bracket; brackets in texts don't count."""
-
-    def __init__(self, quotes: str = '"') -> None:
-        """Start before the first bracket.
-
-        Args:
-            quotes: What texts stand between.
-        """
-        self._quotes = quotes
-        self._open: list[str] = []
-        self._quote = ""
-        self._escaped = False
-
-    def feed(self, character: str) -> BlockState:
-        """Take one character."""
-        if self._quote:
-            if self._escaped:
-                self._escaped = False
-            elif character == "\\":
-                self._escaped = True
-            elif character == self._quote:
-                self._quote = ""
-            return BlockState.MORE
-        if character in self._quotes:
-            self._quote = character
-        elif character in _PAIRS:
-            self._open.append(_PAIRS[character])
-        elif character in "}])":
-            if not self._open or self._open.pop() != character:
-                return BlockState.FAILED
-            return BlockState.MORE if self._open else BlockState.DONE
-        return BlockState.MORE
+    def finish(self) -> Step:
+        """Say what becomes of what is held; no text comes any more."""
 
 
-class ValueBlock:
-    """Blanks, then one bracketed value."""
+class ObjectBlock:
+    """Blanks, then the arguments of a call whose name stood before them.
 
-    def __init__(self, brackets: str, quotes: str = '"') -> None:
+    The call is told of when the bracket and what must follow it have come: a quote, or the other
+    bracket. Most of what only looks like JSON is told from it there.
+    """
+
+    def __init__(self, name: str, functions: Functions) -> None:
         """Start before the blanks.
 
         Args:
-            brackets: What the value may begin with.
-            quotes: What texts in it stand between.
+            name: What is called. If it is no function, the object is read to its end all the same,
+                so that nothing in it is taken for a call.
+            functions: What may be called.
         """
-        self._brackets = brackets
-        self._extent = Extent(quotes)
-        self._has_begun = False
+        self._name = name
+        self._is_known = name in functions
+        self._json = JsonReader("{")
+        self._begun: list[str] | None = []  # the arguments until the call is told of
 
-    def feed(self, text: str) -> BlockState:
+    def feed(self, text: str) -> Step:
         """See `Block.feed`."""
-        if len(text) != 1:
-            return BlockState.FAILED
-        if not self._has_begun:
-            if text.isspace():
-                return BlockState.MORE
-            if text not in self._brackets:
-                return BlockState.FAILED
-            self._has_begun = True
-        return self._extent.feed(text)
+        mark = self._json.feed(text) if len(text) == 1 else JsonMark.WRONG
+        is_whole = self._json.is_whole
+        if mark is JsonMark.WRONG or (is_whole and not self._is_known):
+            return FAILED
+        if not self._is_known or not (is_whole or self._json.depth):
+            return HELD
+        state = BlockState.DONE if is_whole else BlockState.CALL
+        if self._begun is None:
+            return Step(state, arguments=text)
+        self._begun.append(text)
+        if mark is JsonMark.OPENS or text in BLANKS:
+            return HELD
+        begun, self._begun = "".join(self._begun), None
+        return Step(state, (Call(self._name, begun),))
+
+    def finish(self) -> Step:
+        """See `Block.finish`."""
+        return FAILED
 
 
-class ClosedBlock:
-    """Everything up to a closing marker."""
+class WholeBlock:
+    """A text whose end is found before it is read."""
 
-    def __init__(self, closing: str) -> None:
-        """Start after the opening marker."""
-        self._closing = closing
+    def __init__(
+        self, find_end: Callable[[str], BlockState], read: Callable[[str], list[Call] | None]
+    ) -> None:
+        """Start after the opening marker.
+
+        Args:
+            find_end: Takes the text piece by piece as `Block.feed` does; DONE ends it.
+            read: Returns the calls in the whole text; None if they are none.
+        """
+        self._find_end = find_end
+        self._read = read
+        self._texts: list[str] = []
+
+    def feed(self, text: str) -> Step:
+        """See `Block.feed`."""
+        self._texts.append(text)
+        state = self._find_end(text)
+        return self.finish() if state is BlockState.DONE else Step(state)
+
+    def finish(self) -> Step:
+        """See `Block.finish`."""
+        calls = self._read("".join(self._texts))
+        return FAILED if calls is None else Step(BlockState.DONE, tuple(calls))
+
+
+class ClosingMarker:
+    """Finds a marker that ends a text."""
+
+    def __init__(self, marker: str) -> None:
+        """Start before the text."""
+        self._marker = marker
         self._tail = ""
 
     def feed(self, text: str) -> BlockState:
-        """See `Block.feed`."""
-        self._tail = (self._tail + text)[-len(self._closing) :]
-        return BlockState.DONE if self._tail == self._closing else BlockState.MORE
+        """Take a piece; see `WholeBlock`."""
+        self._tail = (self._tail + text)[-len(self._marker) :]
+        return BlockState.DONE if self._tail == self._marker else BlockState.HELD

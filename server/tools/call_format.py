@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from server.tools.blocks import Block, ValueBlock
-from server.tools.calls import Call, Functions, read_json_calls
+from server.tools.blocks import Block
+from server.tools.calls import Functions
+from server.tools.json_calls import JsonBlock
 
 
 class CallFormat(Protocol):
@@ -26,11 +27,8 @@ class CallFormat(Protocol):
     def bare(self) -> str:
         """Characters that begin a call without a marker, where the text begins or behind a call."""
 
-    def block(self) -> Block:
-        """Return what finds the end of a call."""
-
-    def read(self, block: str, functions: Functions) -> list[Call] | None:
-        """Return the calls in a block; None if they are none, or not of these functions."""
+    def block(self, functions: Functions) -> Block:
+        """Return what reads the calls of these functions behind one opening."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +64,6 @@ class JsonCallFormat:
     brackets: str = "{"
     layout: Layout = Layout()
 
-    def block(self) -> Block:
+    def block(self, functions: Functions) -> Block:
         """See `CallFormat.block`."""
-        return ValueBlock(self.brackets)
-
-    def read(self, block: str, functions: Functions) -> list[Call] | None:
-        """See `CallFormat.read`."""
-        return read_json_calls(block, functions)
+        return JsonBlock(self.brackets, functions)

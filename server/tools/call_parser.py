@@ -2,10 +2,10 @@
 
     TEXT   blanks, and what may become a marker, are held; all else is passed on
       |  a marker, or a bracket where the text begins or behind a call
-    BLOCK  the format finds the end of the call; then it is read
-      |  read: the call's parts     |  not read: the block is text
-      v                             v
-    TEXT                          TEXT
+    BLOCK  held until the format tells of a call, whose arguments are passed on as they come
+      |  the call ends    |  it is none, or breaks off: what belongs to no call that was told of
+      v                   v  is text, from the first wrong character on where one has begun
+    TEXT                TEXT
 
 Everything is decided character by character, so pieces may be cut anywhere. Event loop only.
 """
@@ -13,12 +13,12 @@ Everything is decided character by character, so pieces may be cut anywhere. Eve
 from dataclasses import dataclass
 
 from server.message_parts import CallArguments, CallStart, Part, TextPart, join_parts
-from server.tools.blocks import MAX_BLOCK_CHARACTERS, Block, BlockState
+from server.tools.blocks import FAILED, Block, BlockState, Step
 from server.tools.call_format import CallFormat
 from server.tools.calls import Functions, escape_surrogates
-from server.tools.forced_calls import ForcedCalls
 
 MAX_HELD_BLANKS = 64
+MAX_HELD_CHARACTERS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +28,38 @@ class CallRules:
     Attributes:
         functions: Those that may be called, by name.
         is_single: Whether all after the first call is dropped.
-        is_forced: Whether a grammar lays the calls out, so that their arguments can be passed on
-            before they are complete.
     """
 
     functions: Functions
     is_single: bool = False
-    is_forced: bool = False
+
+
+class CallNumbers:
+    """Makes parts of the steps of blocks, the calls of an answer numbered.
+
+    Attributes:
+        num_calls: Calls that have begun.
+    """
+
+    def __init__(self, *, is_single: bool) -> None:
+        """Start before the first call; see `CallRules.is_single`."""
+        self._is_single = is_single
+        self.num_calls = 0
+
+    def parts(self, step: Step) -> list[Part]:
+        """Return what a step adds to the answer."""
+        if not step.calls:
+            return [CallArguments(self.num_calls - 1, step.arguments)] if step.arguments else []
+        parts: list[Part] = []
+        for call in step.calls[: 1 if self._is_single else None]:
+            parts.append(CallStart(self.num_calls, call.name))
+            parts.append(CallArguments(self.num_calls, escape_surrogates(call.arguments)))
+            self.num_calls += 1
+        return parts
+
+    def is_over(self, state: BlockState) -> bool:
+        """Return whether nothing after a step counts."""
+        return self._is_single and self.num_calls > 0 and state is not BlockState.CALL
 
 
 class CallParser:
@@ -43,17 +68,16 @@ class CallParser:
     def __init__(self, call_format: CallFormat, rules: CallRules) -> None:
         """Start before the first character."""
         self._format = call_format
-        self._rules = rules
-        self._num_calls = 0
+        self._functions = rules.functions
+        self._numbers = CallNumbers(is_single=rules.is_single)
+        self._is_over = False
         self._held = ""
         self._has_text = False  # content has been passed on
         self._may_be_bare = bool(call_format.bare)
         self._after_call = False
         self._block: Block | None = None
-        self._num_read = 0
-        self._read: list[str] = []  # the block as the format reads it
-        self._seen: list[str] = []  # the opening and the block as the client would see them
-        self._forced: ForcedCalls | None = None
+        self._seen: list[str] = []  # what the client would see of the block, while it is held
+        self._num_seen = 0  # characters that the block has taken since, hidden ones too
 
     def text(self, text: str) -> list[Part]:
         """See `MessageParser.text`."""
@@ -64,12 +88,12 @@ class CallParser:
 
     def special(self, text: str) -> list[Part]:
         """See `MessageParser.special`."""
-        if self._is_over():
+        if self._is_over:
             return []
         if self._block is not None:
-            if text in self._format.openings:
-                return [*self._give_up(), *self._open("")]
-            return self._feed(text, visible="")
+            if text not in self._format.openings:
+                return self._feed(text, visible="")
+            return [*self._take(FAILED, visible=""), *self._open("")]
         if text in self._format.openings:
             return self._open_special()
         if self._after_call and text in self._format.closings and not self._held.strip():
@@ -78,17 +102,17 @@ class CallParser:
 
     def finish(self) -> list[Part]:
         """See `MessageParser.finish`."""
-        if self._is_over():
+        if self._is_over:
             return []
-        if self._block is None:
-            return join_parts(self._release(self._held, is_last=True))
-        return join_parts(self._end_block())
-
-    def _is_over(self) -> bool:
-        return self._rules.is_single and self._after_call
+        parts: list[Part] = []
+        if self._block is not None:
+            step = self._block.finish()
+            parts = self._numbers.parts(step)
+            self._held = "".join(self._seen) if step.state is BlockState.FAILED else ""
+        return join_parts([*parts, *self._release(self._held, is_last=True)])
 
     def _character(self, character: str) -> list[Part]:
-        if self._is_over():
+        if self._is_over:
             return []
         if self._block is not None:
             return self._feed(character, visible=character)
@@ -126,9 +150,9 @@ class CallParser:
 
     def _release(self, text: str, *, is_last: bool = False) -> list[Part]:
         """Pass text on; blanks between calls, and after the last one, are none."""
-        if not self._has_text and self._num_calls:
+        if not self._has_text and self._numbers.num_calls:
             text = text.lstrip()
-        if is_last and self._num_calls and not text.strip():
+        if is_last and self._numbers.num_calls and not text.strip():
             return []
         if not text:
             return []
@@ -151,54 +175,40 @@ class CallParser:
 
     def _open(self, seen: str) -> list[Part]:
         """Begin a block; `seen` is what the client would see of its opening."""
-        self._block = self._format.block()
-        self._num_read, self._read, self._seen = 0, [], [seen]
-        self._forced = ForcedCalls(self._num_calls) if self._rules.is_forced else None
+        self._block = self._format.block(self._functions)
+        self._seen = [seen]
+        self._num_seen = 0
         return []
 
     def _feed(self, text: str, *, visible: str) -> list[Part]:
         assert self._block is not None
-        state = self._block.feed(text)
-        self._num_read += len(text)
-        self._read.append(text)
-        self._seen.append(visible)
-        parts: list[Part] = []
-        if self._forced is not None and visible:
-            parts = self._forced.feed(visible)
-        if state is BlockState.FAILED or self._num_read > MAX_BLOCK_CHARACTERS:
-            return [*parts, *self._give_up(retry=visible)]
-        if state is BlockState.DONE:
-            return [*parts, *self._end_block()]
+        step = self._block.feed(text)
+        self._num_seen += len(text)
+        if step.state is BlockState.HELD and self._num_seen > MAX_HELD_CHARACTERS:
+            step = FAILED
+        return self._take(step, visible=visible)
+
+    def _take(self, step: Step, *, visible: str) -> list[Part]:
+        """Do what a block says; `visible` is what the client would see of its last text."""
+        parts = self._numbers.parts(step)
+        self._is_over = self._numbers.is_over(step.state)
+        if self._is_over:
+            return parts
+        match step.state:
+            case BlockState.HELD:
+                self._seen.append(visible)
+            case BlockState.FAILED:
+                parts += self._give_up(retry=visible)
+            case BlockState.CALL:
+                self._seen, self._num_seen = [], 0
+            case BlockState.DONE:
+                self._block, self._after_call = None, True
         return parts
 
-    def _end_block(self) -> list[Part]:
-        """Read the block, or what there is of it."""
-        if self._forced is not None and self._forced.num_calls > self._num_calls:
-            self._num_calls = self._forced.num_calls
-            return self._close()
-        calls = self._format.read("".join(self._read), self._rules.functions)
-        if calls is None:
-            return self._give_up()
-        parts: list[Part] = []
-        for call in calls[: 1 if self._rules.is_single else None]:
-            parts.append(CallStart(self._num_calls, call.name))
-            parts.append(CallArguments(self._num_calls, escape_surrogates(call.arguments)))
-            self._num_calls += 1
-        return [*parts, *self._close()]
-
-    def _close(self) -> list[Part]:
-        self._block = None
-        self._after_call = True
-        return []
-
-    def _give_up(self, *, retry: str = "") -> list[Part]:
-        """Take the block for text; its last character may begin something else."""
+    def _give_up(self, *, retry: str) -> list[Part]:
+        """Take what is held for text; the last character may begin something else."""
         seen, self._block = "".join(self._seen), None
-        cut = seen.removesuffix(retry) if retry else seen
-        self._may_be_bare = False
-        parts = self._release(cut)
-        self._held = ""
-        if retry:
-            self._held = retry
-            parts += self._search()
-        return parts
+        self._may_be_bare = self._after_call = False
+        parts = self._release(seen)
+        self._held = retry
+        return [*parts, *self._search()] if retry else parts

@@ -4,15 +4,16 @@
     <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>
     <|start|>assistant<|channel|>final<|message|>Yes.<|return|>
 
-One answer may hold several messages, so this is a whole parser and no mere format of calls.
+One answer may hold several messages, so this is a whole parser and no mere format of calls. What is
+no part of a call that was told of is content, as in other formats.
 """
 
 import re
 from enum import Enum
 
-from server.message_parts import CallArguments, CallStart, Part, ReasoningPart, TextPart
-from server.tools.call_parser import CallRules
-from server.tools.calls import check_object
+from server.message_parts import Part, ReasoningPart, TextPart, join_parts
+from server.tools.blocks import BlockState, ObjectBlock
+from server.tools.call_parser import CallNumbers, CallRules
 
 NAME = "harmony"
 SIGN = "<|channel|>"
@@ -28,6 +29,7 @@ class _Kind(Enum):
     REASONING = "the channel analysis"
     TEXT = "any other channel"
     CALL = "a message to a function"
+    CALLED = "what follows the arguments in one"
 
 
 class HarmonyParser:
@@ -44,26 +46,29 @@ class HarmonyParser:
             rules: What is wanted of calls.
             shows_reasoning: Whether the reasoning is part of the answer.
         """
-        self._rules = rules
+        self._functions = rules.functions
+        self._numbers = CallNumbers(is_single=rules.is_single)
+        self._is_over = False
         self._shows_reasoning = shows_reasoning
         self._kind = _Kind.TEXT  # a model that writes no header writes content
         self._header = ""
-        self._body: list[str] = []
-        self._name = ""
-        self._num_calls = 0
+        self._arguments = ObjectBlock("", {})
+        self._body: list[str] = []  # of a message to a function, while it may be no call
         self._num_characters = 0
         self.num_reasoning_characters = 0
 
     def text(self, text: str) -> list[Part]:
         """See `MessageParser.text`."""
-        if not text or self._is_over():
+        if not text or self._is_over:
             return []
         self._num_characters += len(text)
         match self._kind:
             case _Kind.HEADER:
                 self._header += text
             case _Kind.CALL:
-                self._body.append(text)
+                return join_parts(self._call(text))
+            case _Kind.CALLED:
+                return self._behind_call(text)
             case _Kind.REASONING:
                 self.num_reasoning_characters = self._num_characters
                 return [ReasoningPart(text)] if self._shows_reasoning else []
@@ -74,8 +79,9 @@ class HarmonyParser:
     def special(self, text: str) -> list[Part]:
         """See `MessageParser.special`."""
         if text == _MESSAGE:
+            parts = self._end()
             self._begin()
-            return []
+            return parts
         if text in _OPENERS or text in _CLOSERS:
             parts = self._end()
             if text == "<|start|>" or self._kind is not _Kind.HEADER:
@@ -89,28 +95,51 @@ class HarmonyParser:
         """See `MessageParser.finish`."""
         return self._end()
 
-    def _is_over(self) -> bool:
-        return self._rules.is_single and self._num_calls > 0
-
     def _begin(self) -> None:
         """Read the header: whom the message is for, or else its channel."""
         recipient = _RECIPIENT.search(self._header)
-        if recipient is not None and recipient[1] in self._rules.functions:
-            self._kind, self._name, self._body = _Kind.CALL, recipient[1], []
+        if recipient is not None and recipient[1] in self._functions:
+            self._kind, self._body = _Kind.CALL, []
+            self._arguments = ObjectBlock(recipient[1], self._functions)
         elif "analysis" in self._header:
             self._kind = _Kind.REASONING
         else:
             self._kind = _Kind.TEXT
 
+    def _call(self, text: str) -> list[Part]:
+        """Pass arguments on; what follows the first wrong character is content."""
+        parts: list[Part] = []
+        for place, character in enumerate(text):
+            step = self._arguments.feed(character)
+            parts += self._numbers.parts(step)
+            self._is_over = self._numbers.is_over(step.state)
+            if self._is_over:
+                break
+            if step.state is BlockState.HELD:
+                self._body.append(character)
+                continue
+            body, self._body = "".join(self._body), []
+            if step.state is BlockState.FAILED:
+                self._kind = _Kind.TEXT
+                return [*parts, TextPart(body + text[place:])]
+            if step.state is BlockState.DONE:
+                self._kind = _Kind.CALLED
+                return [*parts, *self._behind_call(text[place + 1 :])]
+        return parts
+
+    def _behind_call(self, text: str) -> list[Part]:
+        """Take what follows a call in its message, but for blanks, for content."""
+        text = text.lstrip()
+        if not text:
+            return []
+        self._kind = _Kind.TEXT
+        return [TextPart(text)]
+
     def _end(self) -> list[Part]:
-        """Close the message; one to a function is a call if it is a JSON object, else content."""
+        """Close the message; what is held of one to a function is content."""
         if self._kind is not _Kind.CALL:
             return []
-        self._kind = _Kind.HEADER
+        self._kind, self._header = _Kind.HEADER, ""
+        self._is_over = self._numbers.is_over(BlockState.FAILED)
         body, self._body = "".join(self._body), []
-        try:
-            arguments = check_object(body)
-        except (ValueError, RecursionError):
-            return [TextPart(body)] if body else []
-        index, self._num_calls = self._num_calls, self._num_calls + 1
-        return [CallStart(index, self._name), CallArguments(index, arguments)]
+        return [TextPart(body)] if body else []

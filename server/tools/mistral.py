@@ -6,32 +6,43 @@
 
 import re
 
-from server.tools.blocks import Block, BlockState, Extent
+from server.tools.blocks import FAILED, HELD, Block, ObjectBlock, Step
 from server.tools.call_format import Layout
-from server.tools.calls import Call, Functions, check_object, read_json_calls
+from server.tools.calls import Functions
+from server.tools.json_calls import JsonBlock
 
-_NAMED = re.compile(r"\s*([\w.\-]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*(\{.*)", re.DOTALL)
+_HEAD = re.compile(r"\s*([\w.\-]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*")
 _MARKERS = ("[ARGS]", "[CALL_ID]")
 _MAX_HEAD = 128
 
 
-class _NamedBlock:
+class _MistralBlock:
     """A name, markers, and an object; or a list."""
 
-    def __init__(self) -> None:
+    def __init__(self, functions: Functions) -> None:
+        self._functions = functions
         self._head = ""
-        self._value: Extent | None = None
+        self._value: Block | None = None
 
-    def feed(self, text: str) -> BlockState:
+    def feed(self, text: str) -> Step:
         """See `Block.feed`."""
+        if self._value is None and text == ("{" if self._head.strip() else "["):
+            self._value = self._begin_value(text)
         if self._value is not None:
-            return self._value.feed(text) if len(text) == 1 else BlockState.FAILED
-        if text == ("{" if self._head.strip() else "["):
-            self._value = Extent()
             return self._value.feed(text)
         self._head += text
         fits = text in _MARKERS or (len(text) == 1 and (text.isalnum() or text in "_-.[] \n"))
-        return BlockState.MORE if fits and len(self._head) < _MAX_HEAD else BlockState.FAILED
+        return HELD if fits and len(self._head) < _MAX_HEAD else FAILED
+
+    def finish(self) -> Step:
+        """See `Block.finish`."""
+        return FAILED
+
+    def _begin_value(self, bracket: str) -> Block:
+        if bracket == "[":
+            return JsonBlock("[", self._functions)
+        head = _HEAD.fullmatch(self._head)
+        return ObjectBlock(head[1] if head is not None else "", self._functions)
 
 
 class MistralFormat:
@@ -43,21 +54,9 @@ class MistralFormat:
     bare = ""
     layout = Layout("[TOOL_CALLS][", ", ", "]")
 
-    def block(self) -> Block:
+    def block(self, functions: Functions) -> Block:
         """See `CallFormat.block`."""
-        return _NamedBlock()
-
-    def read(self, block: str, functions: Functions) -> list[Call] | None:
-        """See `CallFormat.read`."""
-        match = _NAMED.fullmatch(block)
-        if match is None:
-            return read_json_calls(block, functions)
-        if match[1] not in functions:
-            return None
-        try:
-            return [Call(match[1], check_object(match[2]))]
-        except (ValueError, RecursionError):
-            return None
+        return _MistralBlock(functions)
 
 
 MISTRAL = MistralFormat()

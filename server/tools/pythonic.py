@@ -5,12 +5,14 @@
 
 import ast
 import json
+from functools import partial
 from typing import Any
 
-from server.tools.blocks import Block, ValueBlock
+from server.tools.blocks import Block, BlockState, WholeBlock
 from server.tools.calls import Call, Functions
 
 MAX_CHARACTERS = 100_000
+_PAIRS = {"{": "}", "[": "]", "(": ")"}
 _NAMES = {"true": True, "false": False, "null": None}
 
 
@@ -22,20 +24,59 @@ class PythonicFormat:
     closings = ("<|python_end|>",)
     bare = "["
 
-    def block(self) -> Block:
+    def block(self, functions: Functions) -> Block:
         """See `CallFormat.block`."""
-        return ValueBlock("[", "\"'")
+        return WholeBlock(_ListEnd().feed, partial(_read, functions))
 
-    def read(self, block: str, functions: Functions) -> list[Call] | None:
-        """See `CallFormat.read`."""
-        if len(block) > MAX_CHARACTERS:
-            return None
-        try:
-            tree = ast.parse(block.strip(), mode="eval").body
-            calls = [_read_call(item, functions) for item in tree.elts]  # type: ignore[attr-defined]
-        except (AttributeError, SyntaxError, ValueError, RecursionError, MemoryError):
-            return None
-        return calls or None
+
+class _ListEnd:
+    """Finds the end of a list; brackets in texts don't count."""
+
+    def __init__(self) -> None:
+        self._open: list[str] = []
+        self._quote = ""
+        self._escaped = False
+
+    def feed(self, text: str) -> BlockState:
+        """Take one character, or fail at a special token; see `WholeBlock`."""
+        if len(text) != 1:
+            return BlockState.FAILED
+        if self._quote:
+            self._in_text(text)
+        elif not self._open:
+            if text == "[":
+                self._open.append("]")
+            elif not text.isspace():
+                return BlockState.FAILED
+        elif text in "\"'":
+            self._quote = text
+        elif text in _PAIRS:
+            self._open.append(_PAIRS[text])
+        elif text in "}])":
+            if self._open.pop() != text:
+                return BlockState.FAILED
+            return BlockState.HELD if self._open else BlockState.DONE
+        return BlockState.HELD
+
+    def _in_text(self, character: str) -> None:
+        if self._escaped:
+            self._escaped = False
+        elif character == "\\":
+            self._escaped = True
+        elif character == self._quote:
+            self._quote = ""
+
+
+def _read(functions: Functions, text: str) -> list[Call] | None:
+    """Return the calls in a list; None if it is none of calls."""
+    if len(text) > MAX_CHARACTERS:
+        return None
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+        calls = [_read_call(item, functions) for item in tree.elts]  # type: ignore[attr-defined]
+    except (AttributeError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    return calls or None
 
 
 def _read_call(node: Any, functions: Functions) -> Call:

@@ -5,8 +5,9 @@ What is no text by the function's schema is JSON.
 
 import re
 from dataclasses import dataclass
+from functools import partial
 
-from server.tools.blocks import Block, ClosedBlock
+from server.tools.blocks import Block, ClosingMarker, WholeBlock
 from server.tools.calls import Call, Functions
 from server.tools.typed_arguments import typed_arguments
 
@@ -31,13 +32,13 @@ class TaggedFormat:
     closings: tuple[str, ...] = ()
     bare: str = ""
 
-    def block(self) -> Block:
+    def block(self, functions: Functions) -> Block:
         """See `CallFormat.block`."""
-        return ClosedBlock(_END)
+        return WholeBlock(ClosingMarker(_END).feed, partial(self._read, functions))
 
-    def read(self, block: str, functions: Functions) -> list[Call] | None:
-        """See `CallFormat.read`."""
-        match = self.call.fullmatch(block)
+    def _read(self, functions: Functions, text: str) -> list[Call] | None:
+        """Return the call in a text; None if it is none."""
+        match = self.call.fullmatch(text)
         if match is None or match[1] not in functions or self.argument.sub("", match[2]).strip():
             return None
         pairs = [(key.strip(), value) for key, value in self.argument.findall(match[2])]

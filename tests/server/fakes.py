@@ -190,7 +190,8 @@ class FakeManager:
     """The manager's contract over scripted answers.
 
     A script returns the tokens of an answer; an exception in it fails the request there. Set
-    `paused` to hold all requests, `queue_full_after` to refuse the later ones.
+    `paused` to hold all requests, `pause_after` to hold them once one has so many tokens,
+    `queue_full_after` to refuse the later ones.
     """
 
     def __init__(self, script: Script, *, eos_token_id: int, max_model_tokens: int = 256) -> None:
@@ -298,6 +299,7 @@ class FakeManager:
         self.step_seconds = 0.0
         self.tokens_per_output = 1
         self.queue_full_after: int | None = None
+        self.pause_after: int | None = None
         self.logprob_of: Callable[[int], float] = lambda _token: -0.5
         self.num_cached_tokens = 0
 
@@ -364,6 +366,8 @@ class FakeManager:
             output.exception = token
             return
         request.num_generated += 1
+        if request.num_generated == self.pause_after:
+            self.paused.set()
         output.new_tokens.append(token)
         top = request.arguments.get("top_logprobs")
         if top is not None:

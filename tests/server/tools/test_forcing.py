@@ -56,7 +56,7 @@ async def test_whatever_is_allowed_is_read_as_calls(compiler, vocabulary, name, 
     call_format = forced_format(FORMATS[name])
     texts = await walks(compiler, vocabulary, partial(forced_calls, use, call_format.layout, {}))
     assert texts
-    rules = CallRules({one.name: one for one in FUNCTIONS}, is_single, is_forced=True)
+    rules = CallRules({one.name: one for one in FUNCTIONS}, is_single)
     for text in texts:
         parts = every_reading(lambda: CallParser(call_format, rules), text)
         calls = calls_of(parts)

@@ -5,10 +5,11 @@ import json
 import pytest
 
 from api_schemas import FunctionDefinition
+from server.message_parts import Part, join_parts
 from server.setting_values import TOOL_PARSERS
 from server.tools.call_parser import CallParser, CallRules
 from server.tools.registry import FORMATS
-from tests.server.tools.readings import calls_of, every_reading, text_of, visible
+from tests.server.tools.readings import calls_of, every_reading, pieces, text_of, visible
 
 BAR, LOW = "\uff5c", "\u2581"
 
@@ -50,6 +51,12 @@ READ = [
         "",
     ),
     ("hermes", '<tool_call>\n{"name": "now"}\n</tool_call>', [("now", "{}")], ""),
+    (
+        "hermes",
+        f'<tool_call>{{"name": "get_weather", "name": 5, "arguments": {PARIS}, "parameters": 1}}',
+        ONE,
+        "",
+    ),
     ("hermes", '<tool_call>{"name": "a.b-c", "arguments": null}', [("a.b-c", "{}")], ""),
     (
         "hermes",
@@ -166,11 +173,17 @@ TEXTS = [
     ("glm", "<tool_call>add\n<arg_key>days</arg_key>\n<arg_value>2</arg_value>\n"),
     ("hermes", "Plain words, a < b, <tool, and <tool_call> in a sentence."),
     ("hermes", "<tool_call>{bad"),
-    ("hermes", '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Par'),
+    ("hermes", '<tool_call>\n{"name": "get_weather", "arguments": {'),
+    (
+        "hermes",
+        '<tool_call>{"name": "get_weather", "arguments": {\'city\': \'Paris\'}}</tool_call>',
+    ),
+    ("hermes", '<tool_call>{"arguments": {"city": "Paris"}, "name": "get_weather"'),
     ("hermes", '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>'),
     ("hermes", '<tool_call>{"name": "add", "arguments": [1]}</tool_call>'),
-    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>'),
     ("hermes", '<tool_call>{"name": 5}</tool_call>\n'),
+    ("hermes", f'<tool_call>{{"name": "nobody", "text": {json.dumps(f"<tool_call>{ADD}")}}}'),
+    ("mistral", '[TOOL_CALLS]nobody{"text": "[TOOL_CALLS]add{}"}'),
     ("hermes", '{"name": "add", "arguments": {}}'),
     ("hermes", "\n\n  leading and trailing  \n\n"),
     ("hermes", "<<tool_calls> <tool_call"),
@@ -178,7 +191,7 @@ TEXTS = [
     ("llama_json", '{"city": "Paris"}'),
     ("llama_json", '  {"name": "Bob", "parameters": {}} is a person'),
     ("llama_json", 'Text first: {"name": "add", "parameters": {}}'),
-    ("llama_json", '{"name": "add", "parameters": {"a": 1'),
+    ("llama_json", '{"parameters": {"a": 1}, "name": "add"'),
     ("pythonic", "[1, 2, 3]"),
     ("pythonic", "[add(1)]"),
     ("pythonic", "[unknown(a=1)]"),
@@ -198,6 +211,73 @@ TEXTS = [
     ("json", "```json\n[1, 2]\n```"),
     ("json", "```python\nprint(1)\n```"),
     ("json", "[see here](http://x) and {braces}"),
+]
+
+# Format, what the model wrote, what of it is calls and what is text: once arguments were passed on,
+# their call stays, and what is no part of it begins with the first wrong character.
+BROKEN = [
+    (
+        "hermes",
+        '<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>',
+        [("add", '{"a": ')],
+        "NaN}}</tool_call>",
+    ),
+    (
+        "hermes",
+        '<tool_call>{"name": "add", "arguments": {"a": 1}, oops}</tool_call> then',
+        [("add", '{"a": 1}')],
+        "oops}</tool_call> then",
+    ),
+    (
+        "hermes",
+        '<tool_call>{"name": "add", "arguments": {"a": "x«<eos>»y',
+        [("add", '{"a": "x')],
+        "y",
+    ),
+    (
+        "hermes",
+        f'«<tool_call>»{{"name": "add", "arguments": {{"a": "x«<tool_call>»{WEATHER}«</tool_call>»',
+        [("add", '{"a": "x'), *ONE],
+        "",
+    ),
+    (
+        "hermes",
+        f'<tool_call>{{"name": "add", "arguments": {{"a": 01<tool_call>{WEATHER}</tool_call>',
+        [("add", '{"a": 0'), *ONE],
+        "1",
+    ),
+    ("llama_json", '{"name": "add", "parameters": {"a": 1', [("add", '{"a": 1')], ""),
+    (
+        "phi",
+        f'functools[{WEATHER}, {{"name": "nobody", "arguments": {{}}}}, {ADD}] Done.',
+        ONE,
+        f', {{"name": "nobody", "arguments": {{}}}}, {ADD}] Done.',
+    ),
+    ("granite", f"<|tool_call|>[{WEATHER}, 1]", ONE, ", 1]"),
+    ("json", f"[{WEATHER} and", ONE, "and"),
+    ("mistral", "[TOOL_CALLS]get_weather" + PARIS[:-1] + "]", [("get_weather", PARIS[:-1])], "]"),
+    (
+        "deepseek",
+        f"{CALLS}{CALL}get_weather{SEP}{PARIS}{END_CALL}{CALL}nobody{SEP}{{}}{END_CALL}{END_CALLS}",
+        ONE,
+        f"{CALL}nobody{SEP}{{}}{END_CALL}{END_CALLS}",
+    ),
+    ("deepseek", f"{CALLS}{CALL}get_weather{SEP}{PARIS} so{END_CALL}", ONE, f"so{END_CALL}"),
+]
+
+# Format, and what stands before the arguments.
+BEGUN = [
+    ("hermes", '<tool_call>\n{"name": "get_weather", "arguments": '),
+    ("hermes", '«<tool_call>»{"id": [{"a": 1}], "name": "get_weather" , "parameters" : '),
+    ("llama_json", '{"type": "function", "function": {"name": "get_weather", "parameters": '),
+    ("llama_json", '{"name":"get_weather","parameters":'),
+    ("mistral", '[TOOL_CALLS][{"name": "get_weather", "arguments": '),
+    ("mistral", "«[TOOL_CALLS]»get_weather«[ARGS]»"),
+    ("deepseek", f"«{CALLS}»«{CALL}»get_weather«{SEP}»"),
+    ("deepseek", f"{CALLS}{CALL}function{SEP}get_weather\n```json\n"),
+    ("granite", '<|tool_call|>[{"name": "get_weather", "arguments": '),
+    ("phi", 'functools[{"name": "get_weather", "arguments": '),
+    ("json", '```json\n{"name": "get_weather", "arguments": '),
 ]
 
 
@@ -234,36 +314,26 @@ def test_a_single_call_is_wanted(name, recording):
     assert len(calls_of(parts)) == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "recording"),
-    [
-        (
-            "hermes",
-            f'<tool_call>\n{{"name": "get_weather", "arguments": {PARIS}}}\n</tool_call>\n'
-            '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>',
-        ),
-        (
-            "llama_json",
-            f"{WEATHER}; {ADD}".replace("arguments", "parameters"),
-        ),
-        (
-            "mistral",
-            f'«[TOOL_CALLS]»[{{"name": "get_weather", "arguments": {PARIS}}}, '
-            '{"name": "add", "arguments": {}}]',
-        ),
-        (
-            "json",
-            f"[{WEATHER}, {ADD}]",
-        ),
-    ],
-)
-def test_arguments_of_forced_calls_are_passed_on_before_they_end(name, recording):
-    parts = every_reading(parser(name, is_forced=True), recording)
-    assert calls_of(parts) == TWO
-    assert text_of(parts) == ""
-    begun = recording[: recording.index("Paris") + 3]
-    cut = every_reading(parser(name, is_forced=True), begun)
-    assert calls_of(cut) == [("get_weather", '{"city": "Par')]
+@pytest.mark.parametrize(("name", "recording", "calls", "text"), BROKEN)
+def test_a_call_that_breaks_off_keeps_what_was_passed_on(name, recording, calls, text):
+    parts = every_reading(parser(name), recording)
+    assert calls_of(parts) == calls
+    assert text_of(parts) == text
+    alone = every_reading(parser(name, is_single=True), recording)
+    assert calls_of(alone) == calls[:1]
+    assert text_of(alone) == ""
+
+
+@pytest.mark.parametrize(("name", "begun"), BEGUN)
+def test_arguments_are_passed_on_as_they_come(name, begun):
+    for end in range(len(PARIS) + 1):
+        reader = parser(name)()
+        parts: list[Part] = []
+        for special, text in pieces(begun + PARIS[:end]):
+            parts += reader.special(text) if special else reader.text(text)
+        # The first bracket may yet be that of something else.
+        assert calls_of(join_parts(parts)) == ([("get_weather", PARIS[:end])] if end > 1 else [])
+        assert text_of(parts) == ""
 
 
 def test_the_setting_knows_every_format():

@@ -3,7 +3,7 @@
 import pytest
 
 from api_schemas import FunctionDefinition
-from server.message_parts import ReasoningPart
+from server.message_parts import ReasoningPart, join_parts
 from server.tools.call_parser import CallRules
 from server.tools.harmony import HarmonyParser
 from server.tools.registry import is_harmony
@@ -33,7 +33,13 @@ def parser(*, is_single: bool = False, shown: bool = True):
             [("f", '{"a": 1}'), ("g", "{}")],
             "I look.",
         ),
-        (CALL.replace('{"a": 1}', '{"a": '), "", [], '{"a": '),
+        (CALL.replace('{"a": 1}', '{"a": '), "", [("f", '{"a": ')], ""),
+        (CALL.replace('{"a": 1}', '{"a": one}'), "", [("f", '{"a": ')], "one}"),
+        (CALL.replace('{"a": 1}', " { "), "", [], " { "),
+        (CALL.replace('{"a": 1}', "{a: 1}"), "", [], "{a: 1}"),
+        (f"{CALL} \n and more", "", [("f", '{"a": 1}')], "and more"),
+        (f"{CALL}«<|call|>»«<|channel|>»final«<|message|>»Yes.", "", [("f", '{"a": 1}')], "Yes."),
+        (f"{CALL.replace('1}', '')}«<|message|>»Yes.", "", [("f", '{"a": ')], "Yes."),
         (CALL.replace("functions.f", "functions.unknown"), "", [], '{"a": 1}'),
         ("No channel at all.", "", [], "No channel at all."),
         (f"{THOUGHT}", "Hm, 1 < 2.", [], ""),
@@ -51,6 +57,17 @@ def test_one_call_and_no_reasoning_may_be_wanted():
     parts = every_reading(parser(is_single=True, shown=False), recording)
     assert not any(isinstance(part, ReasoningPart) for part in parts)
     assert len(calls_of(parts)) == 1
+
+
+def test_arguments_are_passed_on_as_they_come():
+    reader = parser()()
+    parts = reader.special("<|channel|>")
+    parts += [*reader.text("commentary to=functions.f"), *reader.special("<|message|>")]
+    so_far = ""
+    for character in '{"a": [1]}':
+        parts += reader.text(character)
+        so_far += character
+        assert calls_of(join_parts(parts)) == ([("f", so_far)] if len(so_far) > 1 else [])
 
 
 def test_the_template_or_the_operator_says_so():

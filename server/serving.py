@@ -155,6 +155,10 @@ class SlipstreamServer(uvicorn.Server):
         if self._watch is None:
             self._watch = EngineWatch(state.manager, self._settings.hang_timeout_seconds)
         condition = self._watch.look()
+        if self.is_hung and condition is EngineCondition.WELL and self._failure_ends is None:
+            self.is_hung = False
+            state.recover()
+            logger.warning("the engine goes on")
         if condition is EngineCondition.WELL or state.failure is not None:
             return
         state.fail(condition.value, EngineDeadError(f"the engine is {condition.value}"))

@@ -110,7 +110,8 @@ class ServerSettings:
         hang_timeout_seconds: An engine that makes no step for so long while requests run counts
             as hung, and the process ends; 0 waits for ever.
         engine_failure: What an engine's death leads to: "exit" ends the process with a status that
-            is not 0, "restart" starts the engine again, "stay" answers 503 until somebody comes.
+            is not 0, "restart" starts the engine again, "stay" answers 503 until somebody
+            comes, or an engine that hung goes on.
         overload_status: 429 or 503, the status of what is refused because the queue is full.
         allow_origins: Origins whose pages may call the API from a browser; none by default.
     """

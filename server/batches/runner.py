@@ -14,7 +14,7 @@ import sqlite3
 import time
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from api_schemas import (
@@ -124,27 +124,25 @@ class BatchRunner:
 
     async def _run_batch(self, owned: OwnedBatch) -> None:
         """Bring one batch to its end."""
-        if owned.batch.status in ("validating", "in_progress"):
-            lines = await self._read(owned.batch)
-            if lines is None:
-                return
-            if await self._begin(owned.batch, len(lines)):
-                await self._answer_all(owned, lines)
-        await self._finish(owned)
-
-    async def _read(self, batch: Batch) -> list[BatchLine] | None:
-        """Return the lines of a batch; None if it has failed because of them."""
-        path = self._files.path_of(batch.input_file_id)
+        batch = owned.batch
         lines, errors = await asyncio.to_thread(
-            read_lines, path, batch.endpoint, max_requests=self._limits.max_requests
+            read_lines,
+            self._files.path_of(batch.input_file_id),
+            batch.endpoint,
+            max_requests=self._limits.max_requests,
         )
-        if errors:
-            now = int(time.time())
-            await self._records.update(
-                batch.id, status="failed", failed_at=now, errors=BatchErrors(data=errors)
-            )
-            return None
-        return lines
+        if batch.status in ("validating", "in_progress"):
+            if errors:
+                await self._records.update(
+                    batch.id,
+                    status="failed",
+                    failed_at=int(time.time()),
+                    errors=BatchErrors(data=errors),
+                )
+                return
+            if await self._begin(batch, len(lines)):
+                await self._answer_all(owned, lines)
+        await self._finish(owned, lines)
 
     async def _begin(self, batch: Batch, num_lines: int) -> bool:
         """Mark a batch as begun; return whether it is to go on, which a cancelled one is not."""
@@ -213,11 +211,13 @@ class BatchRunner:
         )
         await self._records.add_result(batch.id, line.number, result)
 
-    async def _finish(self, owned: OwnedBatch) -> None:
+    async def _finish(self, owned: OwnedBatch, requests: list[BatchLine]) -> None:
         """Write the files of a batch and say how it ended, all or nothing."""
-        await self._database.run(lambda connection: self._close_batch(connection, owned))
+        await self._database.run(lambda connection: self._close_batch(connection, owned, requests))
 
-    def _close_batch(self, connection: sqlite3.Connection, owned: OwnedBatch) -> None:
+    def _close_batch(
+        self, connection: sqlite3.Connection, owned: OwnedBatch, requests: list[BatchLine]
+    ) -> None:
         """Do what `_finish` says; on the database's thread."""
         now = int(time.time())
         batch = read(connection, owned.batch.id)
@@ -225,7 +225,10 @@ class BatchRunner:
         ending = ENDINGS.get(batch.status, "cancelled")
         if ending == "completed" and counts.completed + counts.failed < counts.total:
             ending = "expired"
-        unanswered = [] if ending == "completed" else self._unanswered(connection, batch, ending)
+        unanswered: list[str] = []
+        if ending != "completed":
+            done = read_done(connection, batch.id)
+            unanswered = _tell_unanswered((r for r in requests if r.number not in done), ending)
         changes: dict[str, object] = {"status": ending, f"{ending}_at": now, "finalizing_at": now}
         for name, succeeded in (("output", True), ("error", False)):
             lines = _results(connection, batch.id, succeeded)
@@ -237,24 +240,21 @@ class BatchRunner:
         connection.execute("DELETE FROM results WHERE batch_id = ?", (batch.id,))
         change(connection, batch.id, changes)
 
-    def _unanswered(self, connection: sqlite3.Connection, batch: Batch, ending: str) -> list[str]:
-        """Return an error line for each request that had no turn; on the database's thread."""
-        path = self._files.path_of(batch.input_file_id)
-        lines, _ = read_lines(path, batch.endpoint, max_requests=self._limits.max_requests)
-        done = read_done(connection, batch.id)
-        error = BatchLineError(
-            code=f"batch_{ending}", message=f"The batch was {ending} before this request's turn."
-        )
-        return [
-            BatchOutputLine(
-                id=f"batch_req_{uuid.uuid4().hex}",
-                custom_id=line.custom_id,
-                response=None,
-                error=error,
-            ).model_dump_json()
-            for line in lines
-            if line.number not in done
-        ]
+
+def _tell_unanswered(requests: Iterable[BatchLine], ending: str) -> list[str]:
+    """Return an error line for each request that had no turn."""
+    error = BatchLineError(
+        code=f"batch_{ending}", message=f"The batch was {ending} before this request's turn."
+    )
+    return [
+        BatchOutputLine(
+            id=f"batch_req_{uuid.uuid4().hex}",
+            custom_id=request.custom_id,
+            response=None,
+            error=error,
+        ).model_dump_json()
+        for request in requests
+    ]
 
 
 def _results(connection: sqlite3.Connection, batch_id: str, succeeded: bool) -> Iterator[str]:

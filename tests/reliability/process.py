@@ -31,6 +31,11 @@ from server import launch
 from server.cli import main
 
 load, create_app = launch._load, launch.create_app
+place = Path()
+
+def wait_for(name):
+    while not (place / name).exists():
+        time.sleep(0.01)
 
 def create_breakable_app(settings, model, manager, tokenizer):
     def token(letter):
@@ -41,14 +46,17 @@ def create_breakable_app(settings, model, manager, tokenizer):
         faults.disarm()
         faults.arm(FaultPoint.FORWARD, token=token("#"), effect=lambda: time.sleep(3600))
         faults.arm(FaultPoint.FORWARD, token=token("$"), effect=sys.exit)
+        goes_on = lambda: wait_for("may-go-on")
+        faults.arm(FaultPoint.FORWARD, token=token("%"), effect=goes_on)
         start()
     manager.start = start_breakable
     return create_app(settings, model, manager, tokenizer)
 
 def serve(folder, arguments):
+    global place
+    place = folder
     def load_when_allowed(*arguments):
-        while not (folder / "may-load").exists():
-            time.sleep(0.01)
+        wait_for("may-load")
         return load(*arguments)
     launch._load, launch.create_app = load_when_allowed, create_breakable_app
     error = os.open(folder / "stderr", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
@@ -72,7 +80,7 @@ for line in sys.stdin:
     (folder / "code").write_text(str(os.waitstatus_to_exitcode(status)))
     os._exit(0)
 """
-HANG, EXIT_THREAD = "#", "$"
+HANG, EXIT_THREAD, HANG_FOR_A_WHILE = "#", "$", "%"
 PORT = re.compile(r"port (\d+) is open")
 
 

@@ -14,6 +14,7 @@ from tests.engine.threads import Call, until
 from tests.reliability.process import (
     EXIT_THREAD,
     HANG,
+    HANG_FOR_A_WHILE,
     Breakable,
     Imported,
     Stream,
@@ -128,6 +129,22 @@ def test_an_engine_that_ended_can_be_started_again(start):
     until(lambda: server.get("/ready").status_code == 200)
     assert server.get("/live").status_code == 200
     assert server.complete("the same question", max_tokens=8).json()["choices"] == before
+    server.signal()
+    assert server.wait() == 0
+
+
+def test_a_server_that_stays_takes_requests_again_when_its_engine_goes_on(start):
+    server = start("server.engine_failure=stay", "server.hang_timeout_seconds=1")
+    before = server.complete("the same question", max_tokens=8).json()["choices"]
+    for _ in range(2):
+        hung = server.complete(f"{HANG_FOR_A_WHILE} holds it")
+        assert (hung.status_code, hung.json()["error"]["code"]) == (503, "engine_dead")
+        assert server.get("/live").json() == {"status": "hung"}
+        (server.folder / "may-go-on").touch()
+        until(lambda: server.get("/ready").status_code == 200)
+        assert server.get("/live").status_code == 200
+        assert server.complete("the same question", max_tokens=8).json()["choices"] == before
+        (server.folder / "may-go-on").unlink()
     server.signal()
     assert server.wait() == 0
 

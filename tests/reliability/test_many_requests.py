@@ -19,6 +19,7 @@ from server.settings import ModelSettings, ServerSettings, Settings
 from tests.engine.checksum_model import ChecksumModel
 from tests.engine.control import loop_of
 from tests.engine.soundness import check_idle
+from tests.engine.threads import until
 from tests.integration.engine_server import ServedModel
 from tests.reliability.tally import logs_not_kept
 
@@ -88,8 +89,8 @@ async def send_many(app: FastAPI, count: int) -> None:
             await send_one(app, number)
 
     await asyncio.gather(*(client() for _ in range(AT_ONCE)))
-    while app.state.server.manager.statistics().num_live:
-        await asyncio.sleep(0.01)
+    statistics = app.state.server.manager.statistics
+    await asyncio.to_thread(until, lambda: statistics().num_live == 0)
 
 
 def num_entries() -> int:

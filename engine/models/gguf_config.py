@@ -4,6 +4,7 @@ Pure. A family whose file says more than is understood here is refused by name: 
 read almost right would answer almost right.
 """
 
+import re
 from typing import Any
 
 from transformers import AutoConfig, PretrainedConfig
@@ -29,6 +30,8 @@ OUTER_NAMES = {
     "output_norm": "model.norm",
     "output": "lm_head",
 }
+# blk.3.attn_q.weight, or output.weight
+TENSOR_NAME = re.compile(r"(?:blk\.([0-9]{1,6})\.)?([a-z_]+)\.(weight|bias)")
 # Factors on the rotary frequencies, of no module's own.
 ROPE_FACTORS = "rope_freqs.weight"
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
@@ -104,12 +107,12 @@ def parameter_name(name: str) -> str:
     Raises:
         UnsupportedModelError: There is no such parameter.
     """
-    *prefix, kind, suffix = name.split(".")
-    try:
-        if prefix:
-            return f"model.layers.{int(prefix[1])}.{LAYER_NAMES[kind]}.{suffix}"
-        return f"{OUTER_NAMES[kind]}.{suffix}"
-    except (KeyError, IndexError, ValueError):
+    found = TENSOR_NAME.fullmatch(name)
+    layer, kind, suffix = found.groups() if found else (None, "", "")
+    known = OUTER_NAMES if layer is None else LAYER_NAMES
+    if kind not in known:
         raise UnsupportedModelError(
-            f"the file holds a tensor {name}, which its family should not have"
-        ) from None
+            f"the file holds a tensor {name[:80]!r}, which its family should not have"
+        )
+    prefix = "" if layer is None else f"model.layers.{int(layer)}."
+    return f"{prefix}{known[kind]}.{suffix}"

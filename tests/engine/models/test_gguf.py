@@ -18,6 +18,7 @@ import engine
 from engine.errors import UnsupportedConfigError, UnsupportedModelError
 from engine.kernels.cpu.quantized_linear import Format
 from engine.models import gguf_model
+from engine.models.gguf_config import parameter_name
 from engine.models.gguf_file import GGUFFile
 from engine.models.quantization import WITH_INT8_ACTIVATIONS
 from engine.models.quantized_modules import QuantizedLinear, QuantizedModule
@@ -221,7 +222,7 @@ class TestRefusals:
             (lambda f: f.tensors.pop("blk.1.ffn_up.weight"), "holds no model.layers.1.mlp.up_proj"),
             (
                 lambda f: f.tensors.update({"blk.1.zzz.weight": f.tensors["output_norm.weight"]}),
-                "a tensor blk.1.zzz.weight",
+                "a tensor 'blk.1.zzz.weight'",
             ),
             (
                 lambda f: f.tensors.update(
@@ -246,6 +247,16 @@ class TestRefusals:
         monkeypatch.setattr(gguf_model, "GGUFFile", read)
         with pytest.raises(UnsupportedModelError, match=reason):
             engine.load(path)
+
+    @pytest.mark.parametrize(
+        "name",
+        ["", "output", "output.", ".weight", "output.scales", "x.1.attn_q.weight", "blk.attn_q.bias",
+         "blk.-1.attn_q.weight", "blk.1.1.attn_q.weight", "blk.1.output.weight", "attn_q.weight",
+         "\N{ARABIC-INDIC DIGIT ONE}".join(["blk.", ".attn_q.weight"])],
+    )  # fmt: skip
+    def test_a_tensor_of_another_name_is_no_parameter(self, name):
+        with pytest.raises(UnsupportedModelError, match="which its family should not have"):
+            parameter_name(name)
 
     def test_a_format_that_cannot_be_had_is_refused(self, path):
         with pytest.raises(UnsupportedConfigError, match=r"dtype is torch.bfloat16"):

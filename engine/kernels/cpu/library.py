@@ -22,6 +22,7 @@ _ARGUMENTS: dict[str, list[type]] = {
     "pack_int4": [_POINTER, _POINTER, _POINTER, _POINTER, _INTEGER, _INTEGER],
     "pack_w8a8": [*[_POINTER] * 3, _INTEGER, _INTEGER],
     "pack_w4a8": [*[_POINTER] * 4, _INTEGER, _INTEGER],
+    "use_dot_products": [_INTEGER],
     "quantized_panel_bytes": [_INTEGER, _INTEGER],
     "quantized_workspace": [_INTEGER, _INTEGER, _INTEGER],
     "quantized_linear": [_POINTER, _INTEGER, *[_POINTER] * 5],
@@ -36,6 +37,7 @@ _ARGUMENTS: dict[str, list[type]] = {
 # The rest returns nothing.
 _RESULTS: dict[str, type] = {
     "has_amx": _INTEGER,
+    "use_dot_products": _INTEGER,
     "quantized_panel_bytes": _INTEGER,
     "quantized_workspace": _INTEGER,
     "decoder_workspace": _INTEGER,

@@ -1,6 +1,6 @@
 """Layers with activations of 8 bits: exact sums of integers, group by group, whatever the batch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -16,6 +16,16 @@ from tests.engine.kernels.layers import by_group, check_that_rows_do_not_depend_
 from tests.engine.kernels.test_quantized_linear import SHAPES
 
 Layer = tuple[QuantizedWeight, torch.Tensor]
+
+
+@pytest.fixture(params=[1, 0], ids=["dot products", "bytes"], autouse=True)
+def way(request, library) -> Iterator[None]:
+    """Each way to multiply bytes that this processor has."""
+    used = library.use_dot_products(request.param)
+    if library.use_dot_products(-1) != request.param:
+        pytest.skip("this processor has no dot products for these instructions")
+    yield
+    library.use_dot_products(used)
 
 
 def w8a8(library, columns: int, depth: int, generator: torch.Generator) -> Layer:
@@ -46,7 +56,8 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
     filled = torch.nn.functional.pad(x, (0, -x.shape[1] % GROUP))
     groups = filled.view(len(x), -1, GROUP)
     highest = groups.abs().amax(-1, keepdim=True)
-    inverse = torch.where(highest > 0, 127 / highest, 0.0)
+    # A number over a tensor is that times its reciprocal for torch, rounded twice.
+    inverse = torch.where(highest > 0, torch.full_like(highest, 127) / highest, 0.0)
     return ((groups * inverse).round() * (highest / 127)).view(len(x), -1)[:, : x.shape[1]]
 
 
@@ -63,7 +74,8 @@ def test_it_computes_what_rounded_activations_give(make, columns, depth, with_bi
     generator = torch.Generator().manual_seed(3)
     bias = torch.randn(columns, generator=generator) if with_bias else None
     for rows in (1, 2, 3, 4, 5, 9):
-        x = torch.randn(rows, depth, generator=generator) * torch.randn(rows, 1).exp()
+        x = torch.randn(rows, depth, generator=generator)
+        x *= torch.randn(rows, 1, generator=generator).exp()
         exact = rounded(x).double() @ weight.double().T
         exact += 0 if bias is None else bias.double()
         scale = float((rounded(x).abs().double() @ weight.abs().double().T).max()) + 1
@@ -117,3 +129,13 @@ def test_zeros_give_the_bias(make):
 def test_no_rows_give_no_rows(make):
     packed, _ = make(40, 24)
     assert packed.linear(torch.empty(0, 24)).shape == (0, 40)
+
+
+@pytest.mark.parametrize(("columns", "depth"), SHAPES)
+def test_both_ways_to_multiply_give_the_same_bits(make, library, columns, depth):
+    packed, _ = make(columns, depth)
+    x = torch.randn(7, depth, generator=torch.Generator().manual_seed(5)) * 3
+    used = library.use_dot_products(0)
+    by_bytes = packed.linear(x)
+    library.use_dot_products(used)
+    assert torch.equal(packed.linear(x), by_bytes)

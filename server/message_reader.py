@@ -10,7 +10,7 @@ from typing import Protocol
 
 from api_schemas import FinishReason
 from engine import TokenLogprobs
-from server.message_parts import CallStart, MessageParser, Part, TextPart, join_parts
+from server.message_parts import CallArguments, CallStart, MessageParser, Part, TextPart, join_parts
 from server.text_stream import TextDelta
 
 
@@ -41,11 +41,11 @@ class MessageDelta:
     has_calls: bool = False
 
     @property
-    def text_alone(self) -> str | None:
-        """The text, if a piece of text is all there is; else None."""
+    def lone_piece(self) -> TextPart | CallArguments | None:
+        """The piece of text, or of arguments, if it is all there is; else None."""
         if self.finish_reason is None and len(self.parts) == 1:
             part = self.parts[0]
-            return part.text if type(part) is TextPart else None
+            return part if isinstance(part, TextPart | CallArguments) else None
         return None
 
 

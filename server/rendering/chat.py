@@ -5,7 +5,7 @@ time to the first chunk is the time to the first token. Event loop only.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from api_schemas import (
@@ -17,6 +17,7 @@ from api_schemas import (
     ChatLogprobs,
 )
 from server.answer_plan import AnswerPlan
+from server.message_parts import CallArguments, TextPart
 from server.message_reader import MessageDelta, MessageReader
 from server.rendering.answer import AnswerHead, AnswerOptions, UsageCounter
 from server.rendering.logprobs import (
@@ -37,7 +38,7 @@ class _Choice:
     Attributes:
         has_begun: Whether the chunk with the role has been sent.
         ending: Why it ended; empty until then.
-        text_frames: Makes events that hold a piece of text; None before the first.
+        frames: Make events that hold a piece of text, or of the arguments of the call of a number.
     """
 
     reader: MessageReader
@@ -46,7 +47,7 @@ class _Choice:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
     ending: dict[str, Any] = field(default_factory=dict)
-    text_frames: TextFrames | None = None
+    frames: dict[int | None, TextFrames] = field(default_factory=dict)
 
 
 class ChatRenderer:
@@ -94,17 +95,25 @@ class ChatRenderer:
         message = choice.reader.push(delta)
         if message is None:
             return
-        text = message.text_alone if choice.has_begun and self._options.text_alone else None
-        if text is None:
+        piece = message.lone_piece if choice.has_begun and self._options.text_alone else None
+        if piece is None:
             yield from map(frame, self._message_chunks(index, choice, message))
             return
         self._usage.count(index, message)
-        choice.message.collect(message.parts[0])
-        if choice.text_frames is None:
-            piece = ChatDelta(content=TextFrames.PLACE)
-            chunk = self._chunk(index, piece, finish_reason=None, **self._no_details)
-            choice.text_frames = TextFrames(chunk)
-        yield choice.text_frames.frame(text)
+        choice.message.collect(piece)
+        yield self._piece_frames(index, choice, piece).frame(piece.text)
+
+    def _piece_frames(
+        self, index: int, choice: _Choice, piece: TextPart | CallArguments
+    ) -> TextFrames:
+        """Return what makes events of pieces like this one."""
+        kind = piece.index if isinstance(piece, CallArguments) else None
+        frames = choice.frames.get(kind)
+        if frames is None:
+            delta = choice.message.rendered(replace(piece, text=TextFrames.PLACE))
+            chunk = self._chunk(index, delta, finish_reason=None, **self._no_details)
+            frames = choice.frames[kind] = TextFrames(chunk)
+        return frames
 
     def _message_chunks(
         self, index: int, choice: _Choice, message: MessageDelta

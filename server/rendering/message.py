@@ -47,6 +47,10 @@ class MessageRenderer:
     def delta(self, part: Part) -> ChatDelta:
         """Return what a chunk says of a part, and keep it for the whole answer."""
         self.collect(part)
+        return self.rendered(part)
+
+    def rendered(self, part: Part) -> ChatDelta:
+        """Return what a chunk says of a part."""
         match part:
             case TextPart(text):
                 return ChatDelta(content=text)

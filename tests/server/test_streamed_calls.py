@@ -1,5 +1,6 @@
 """Calls while they are made: every protocol's own client sees them before the model is done."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,6 +8,7 @@ import anthropic
 import openai
 import pytest
 
+from server.rendering.answer import AnswerOptions
 from tests.server.live import LiveServer, run_live
 from tests.server.test_tools import TOOLS
 from tests.server.test_tools_elsewhere import CUSTOM, FUNCTIONS, MESSAGES
@@ -130,6 +132,24 @@ def test_a_broken_call_of_a_response_keeps_its_arguments(live):
     call, text = whole.output
     assert call.arguments == ARGUMENTS[: ARGUMENTS.index('"eight')]
     assert text.content[0].text == 'eight nine ten"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("options", [None, {"include_usage": True}], ids=str)
+@pytest.mark.parametrize("fields", [{"tools": TOOLS}, {"functions": [TOOLS[0]["function"]]}])
+def test_events_of_arguments_have_the_keys_of_events_that_are_rendered(
+    live, fields, options, monkeypatch
+):
+    live.says(f"Two: {CALL}\n{CALL}" if "tools" in fields else CALL)
+
+    def shapes() -> list[str]:
+        body = {**fields, "stream": True, "stream_options": options, "seed": 1}
+        varying = r'"(id|created|content|arguments)":("(?:[^"\\]|\\.)*"|\d+)'
+        return [re.sub(varying, r'"\1":', one) for one in live.chat(**body).text.split("\n\n")]
+
+    quick = shapes()
+    assert len(quick) > 3
+    monkeypatch.setattr(AnswerOptions, "text_alone", False)
+    assert list(dict.fromkeys(quick)) == list(dict.fromkeys(shapes()))
 
 
 def test_arguments_without_end_do_not_keep_a_message_from_being_sent(live):

@@ -48,6 +48,12 @@ class Block(Protocol):
     def feed(self, text: str) -> Step:
         """Take one character, or the whole text of a special token."""
 
+    def run(self, text: str, place: int) -> str:
+        """Return the characters from a place on that are arguments, whatever follows them.
+
+        They need not be fed; none is always right.
+        """
+
     def finish(self) -> Step:
         """Say what becomes of what is held; no text comes any more."""
 
@@ -89,6 +95,10 @@ class ObjectBlock:
         begun, self._begun = "".join(self._begun), None
         return Step(state, (Call(self._name, begun),))
 
+    def run(self, text: str, place: int) -> str:
+        """See `Block.run`."""
+        return self._json.run(text, place) if self._begun is None else ""
+
     def finish(self) -> Step:
         """See `Block.finish`."""
         return FAILED
@@ -115,6 +125,10 @@ class WholeBlock:
         self._texts.append(text)
         state = self._find_end(text)
         return self.finish() if state is BlockState.DONE else Step(state)
+
+    def run(self, text: str, place: int) -> str:
+        """See `Block.run`."""
+        return ""
 
     def finish(self) -> Step:
         """See `Block.finish`."""

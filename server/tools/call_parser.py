@@ -49,13 +49,17 @@ class CallNumbers:
     def parts(self, step: Step) -> list[Part]:
         """Return what a step adds to the answer."""
         if not step.calls:
-            return [CallArguments(self.num_calls - 1, step.arguments)] if step.arguments else []
+            return self.more(step.arguments) if step.arguments else []
         parts: list[Part] = []
         for call in step.calls[: 1 if self._is_single else None]:
             parts.append(CallStart(self.num_calls, call.name))
             parts.append(CallArguments(self.num_calls, escape_surrogates(call.arguments)))
             self.num_calls += 1
         return parts
+
+    def more(self, arguments: str) -> list[Part]:
+        """Return what more arguments of the last call add."""
+        return [CallArguments(self.num_calls - 1, arguments)]
 
     def is_over(self, state: BlockState) -> bool:
         """Return whether nothing after a step counts."""
@@ -82,8 +86,11 @@ class CallParser:
     def text(self, text: str) -> list[Part]:
         """See `MessageParser.text`."""
         parts: list[Part] = []
-        for character in text:
-            parts += self._character(character)
+        place = 0
+        while place < len(text):
+            run = "" if self._block is None else self._block.run(text, place)
+            parts += self._numbers.more(run) if run else self._character(text[place])
+            place += len(run) or 1
         return join_parts(parts)
 
     def special(self, text: str) -> list[Part]:
@@ -193,6 +200,7 @@ class CallParser:
         parts = self._numbers.parts(step)
         self._is_over = self._numbers.is_over(step.state)
         if self._is_over:
+            self._block = None
             return parts
         match step.state:
             case BlockState.HELD:

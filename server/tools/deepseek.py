@@ -53,6 +53,10 @@ class _DeepSeekBlock:
                 break
         return step
 
+    def run(self, text: str, place: int) -> str:
+        """See `Block.run`."""
+        return "" if self._arguments is None else self._arguments.run(text, place)
+
     def finish(self) -> Step:
         """See `Block.finish`."""
         return FAILED

@@ -59,22 +59,8 @@ class HarmonyParser:
 
     def text(self, text: str) -> list[Part]:
         """See `MessageParser.text`."""
-        if not text or self._is_over:
-            return []
         self._num_characters += len(text)
-        match self._kind:
-            case _Kind.HEADER:
-                self._header += text
-            case _Kind.CALL:
-                return join_parts(self._call(text))
-            case _Kind.CALLED:
-                return self._behind_call(text)
-            case _Kind.REASONING:
-                self.num_reasoning_characters = self._num_characters
-                return [ReasoningPart(text)] if self._shows_reasoning else []
-            case _Kind.TEXT:
-                return [TextPart(text)]
-        return []
+        return join_parts(self._parts(text))
 
     def special(self, text: str) -> list[Part]:
         """See `MessageParser.special`."""
@@ -106,25 +92,48 @@ class HarmonyParser:
         else:
             self._kind = _Kind.TEXT
 
+    def _parts(self, text: str) -> list[Part]:
+        """Return what a piece of text is, by the message that it stands in."""
+        if not text or self._is_over:
+            return []
+        match self._kind:
+            case _Kind.HEADER:
+                self._header += text
+            case _Kind.CALL:
+                return self._call(text)
+            case _Kind.CALLED:
+                return self._behind_call(text)
+            case _Kind.REASONING:
+                self.num_reasoning_characters = self._num_characters
+                return [ReasoningPart(text)] if self._shows_reasoning else []
+            case _Kind.TEXT:
+                return [TextPart(text)]
+        return []
+
     def _call(self, text: str) -> list[Part]:
-        """Pass arguments on; what follows the first wrong character is content."""
+        """Pass arguments on, and take what follows them for what it is."""
         parts: list[Part] = []
-        for place, character in enumerate(text):
-            step = self._arguments.feed(character)
-            parts += self._numbers.parts(step)
-            self._is_over = self._numbers.is_over(step.state)
-            if self._is_over:
-                break
-            if step.state is BlockState.HELD:
-                self._body.append(character)
-                continue
-            body, self._body = "".join(self._body), []
-            if step.state is BlockState.FAILED:
-                self._kind = _Kind.TEXT
-                return [*parts, TextPart(body + text[place:])]
-            if step.state is BlockState.DONE:
-                self._kind = _Kind.CALLED
-                return [*parts, *self._behind_call(text[place + 1 :])]
+        place = 0
+        while place < len(text) and self._kind is _Kind.CALL:
+            run = self._arguments.run(text, place)
+            parts += self._numbers.more(run) if run else self._argument(text[place])
+            place += len(run) or 1
+        return [*parts, *self._parts(text[place:])]
+
+    def _argument(self, character: str) -> list[Part]:
+        """Take one character; from the first wrong one on all is content."""
+        step = self._arguments.feed(character)
+        parts = self._numbers.parts(step)
+        self._is_over = self._numbers.is_over(step.state)
+        if step.state is BlockState.HELD:
+            self._body.append(character)
+            return parts
+        body, self._body = "".join(self._body), []
+        if step.state is BlockState.DONE:
+            self._kind = _Kind.CALLED
+        elif step.state is BlockState.FAILED:
+            self._kind = _Kind.TEXT
+            return [*parts, *self._parts(body + character)]
         return parts
 
     def _behind_call(self, text: str) -> list[Part]:

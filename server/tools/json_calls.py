@@ -61,6 +61,10 @@ class JsonBlock:
             self._keep(text)
         return self._step()
 
+    def run(self, text: str, place: int) -> str:
+        """See `Block.run`."""
+        return "" if self._value is None else self._value.run(text, place)
+
     def finish(self) -> Step:
         """See `Block.finish`."""
         return FAILED

@@ -6,6 +6,7 @@
 Strict: what it takes is the beginning of a JSON text, and nothing else is.
 """
 
+import re
 from enum import Enum
 
 # Deeper than any arguments that mean something, and not too deep for any client's parser.
@@ -28,6 +29,7 @@ _NUMBERS = {
     "x": {_DIGITS: "x"},
 }
 _WHOLE_NUMBERS = "01fx"
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
 
 
 class JsonMark(Enum):
@@ -71,6 +73,11 @@ class JsonReader:
     def feed(self, character: str) -> JsonMark:
         """Take one character; none follows a wrong one."""
         return self._next(character)
+
+    def run(self, text: str, place: int) -> str:
+        """Return the characters from a place on that need not be fed: those inside of a text."""
+        plain = _PLAIN.match(text, place) if self._next == self._text else None
+        return "" if plain is None else plain[0]
 
     def _begin(self, character: str) -> JsonMark:
         if character in self._brackets:

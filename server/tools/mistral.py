@@ -34,6 +34,10 @@ class _MistralBlock:
         fits = text in _MARKERS or (len(text) == 1 and (text.isalnum() or text in "_-.[] \n"))
         return HELD if fits and len(self._head) < _MAX_HEAD else FAILED
 
+    def run(self, text: str, place: int) -> str:
+        """See `Block.run`."""
+        return "" if self._value is None else self._value.run(text, place)
+
     def finish(self) -> Step:
         """See `Block.finish`."""
         return FAILED

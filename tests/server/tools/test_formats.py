@@ -246,6 +246,12 @@ BROKEN = [
         [("add", '{"a": 0'), *ONE],
         "1",
     ),
+    (
+        "hermes",
+        '<tool_call>{"name": "add", "arguments": {"a": "x\ny"}}</tool_call>',
+        [("add", '{"a": "x')],
+        'y"}}</tool_call>',
+    ),
     ("llama_json", '{"name": "add", "parameters": {"a": 1', [("add", '{"a": 1')], ""),
     (
         "phi",

@@ -59,6 +59,12 @@ def test_one_call_and_no_reasoning_may_be_wanted():
     assert len(calls_of(parts)) == 1
 
 
+def test_nothing_follows_the_only_call_that_is_wanted_even_if_it_breaks_off():
+    recording = f"{CALL.replace('1', chr(34) + 'x')}\ny«<|call|>»«<|start|>»assistant{CALL}"
+    parts = every_reading(parser(is_single=True), recording)
+    assert (calls_of(parts), text_of(parts)) == ([("f", '{"a": "x}')], "")
+
+
 def test_arguments_are_passed_on_as_they_come():
     reader = parser()()
     parts = reader.special("<|channel|>")

@@ -93,6 +93,22 @@ def test_marks_give_a_text_its_structure():
     assert found == ".(.......(.,.()),.............,......().)."
 
 
+@settings(max_examples=200, deadline=None)
+@given(value=VALUES)
+def test_what_changes_nothing_may_be_left_out(value):
+    text = json.dumps([value], ensure_ascii=False)
+    reader = JsonReader()
+    place = 0
+    passed = ""
+    while place < len(text):
+        run = reader.run(text, place)
+        assert run or reader.feed(text[place]) is not JsonMark.WRONG
+        passed += run or text[place]
+        place += len(run) or 1
+    assert reader.is_whole
+    assert passed == text
+
+
 def test_only_the_brackets_that_are_wanted_begin_a_text():
     assert JsonReader("{").feed("[") is JsonMark.WRONG
     assert JsonReader("[").feed("{") is JsonMark.WRONG

@@ -1,6 +1,7 @@
 """Random schemas: whatever a grammar allows is valid, or the schema is refused by what it holds."""
 
 import json
+import logging
 import random
 from collections import Counter
 from typing import Any
@@ -19,6 +20,8 @@ from server.settings import ModelSettings
 from server.vocabulary import Vocabulary
 from tests.server.grammars.random_schemas import keywords, random_schema
 from tests.server.grammars.walks import Adversary, Walker
+
+logger = logging.getLogger(__name__)
 
 NUM_SCHEMAS = 300
 NUM_WALKS = 2
@@ -113,6 +116,7 @@ async def judge_all(vocabulary: Vocabulary) -> None:
     for number in range(NUM_SCHEMAS):
         await judge.judge(number)
     judge.close()
+    logger.info("%d random schemas: %s", NUM_SCHEMAS, dict(judge.seen))
     assert min(judge.seen["followed"], judge.seen["refused"]) > NUM_SCHEMAS // 5
     assert judge.seen["walks"] > 20 * judge.seen["endless"]
     assert judge.seen["changed"] > NUM_SCHEMAS

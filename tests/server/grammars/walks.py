@@ -7,6 +7,10 @@ import numpy as np
 from server.vocabulary import Vocabulary
 
 MAX_TOKENS = 600
+MANY_TOKENS = 100
+# What ends a value, and what the patterns of the tests need before it. A walk that has been long
+# chooses little else, or it would hardly ever meet them among the tokens of a real vocabulary.
+LAST = [one.encode() for one in ('"', "}", "]", "b", "x", "é", "日本", "@", ".")]
 
 
 class Walker:
@@ -14,6 +18,7 @@ class Walker:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._bytes = vocabulary.all_bytes()
+        self._last = [one in LAST for one in self._bytes]
         self._special = sorted(vocabulary.special_ids)
         # What brings an answer to its end, or is needed before it, so that a walk gets there.
         self._closing = [
@@ -42,6 +47,8 @@ class Walker:
 
     def _preferred(self, ids: list[int], chance: random.Random, step: int) -> list[int]:
         """Return the tokens to choose from: any at first, later ones that close something."""
+        if step > MANY_TOKENS and chance.random() < 0.9:
+            return [token for token in ids if self._last[token]] or ids
         if chance.random() < min(0.2 + step / 60, 0.95):
             return [token for token in ids if self._closing[token]] or ids
         return ids

@@ -54,14 +54,18 @@ def sampling_defaults(policy: str, generation_config: Any) -> dict[str, Any]:
     Args:
         policy: "openai" or "model", the setting `model.sampling_defaults`.
         generation_config: The model's. It rules under "model" as far as it says anything: one
-            that names neither do_sample nor a temperature leaves OpenAI's temperature of 1.
+            that names neither do_sample nor a temperature leaves OpenAI's temperature of 1, and
+            one without a top_k leaves all tokens, where `generate` would keep 50.
     """
     if policy == "openai":
         return dict(OPENAI_DEFAULTS)
-    if getattr(generation_config, "do_sample", None) is not None:
-        return {}
-    temperature = getattr(generation_config, "temperature", None)
-    return {"temperature": 1.0 if temperature is None else float(temperature)}
+    defaults: dict[str, Any] = {}
+    if getattr(generation_config, "top_k", None) is None:
+        defaults["top_k"] = 0
+    if getattr(generation_config, "do_sample", None) is None:
+        temperature = getattr(generation_config, "temperature", None)
+        defaults["temperature"] = 1.0 if temperature is None else float(temperature)
+    return defaults
 
 
 def default_stops(generation_config: Any) -> tuple[str, ...]:

@@ -57,8 +57,8 @@ class ModelSettings:
         max_model_tokens: Upper bound on prompt plus answer, 0 takes the model's own.
         pooling: What embeddings are made of: "mean" or "last" of a text's last hidden states;
             "none" refuses to make any.
-        sampling_defaults: "model" takes defaults from generation_config.json, "openai" takes
-            temperature 1 and top_p 1.
+        sampling_defaults: "model" takes defaults from generation_config.json as far as it names
+            any, "openai" takes temperature 1, top_p 1 and no top_k.
     """
 
     path: str = ""

@@ -19,7 +19,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "stop": {"temperature": 1.0, "seed": 4, "stop": ["e", "a", "\n", "é"]},
     "logprobs": {"temperature": 0, "logprobs": 3},
     "echo": {"temperature": 0, "echo": True},
+    "stop tokens": {"temperature": 1.0, "seed": 5, "stop_token_ids": list(range(60, 90))},
+    "stop tokens behind held text": {
+        "temperature": 1.0,
+        "seed": 6,
+        "stop_token_ids": list(range(60, 90)),
+        "stop": ["a text that is never written"],
+    },
 }
+DRAW = [{"role": "user", "content": "draw"}]
 SAMPLED = {"temperature": 1.0, "max_tokens": 32, "ignore_eos": True}
 GREEDY = {"temperature": 0, "max_tokens": 32, "ignore_eos": True}
 
@@ -71,6 +79,24 @@ def test_choices_differ_and_a_seed_names_all_of_them(server):
     assert choices(seed=7) == first
     assert choices(seed=8) != first
     assert choices() != choices()
+
+
+@pytest.mark.parametrize("fields", [{"prompt": "draw"}, {"messages": DRAW}], ids=["text", "chat"])
+def test_a_top_k_that_keeps_every_token_changes_nothing(server, fields):
+    path = "/v1/chat/completions" if "messages" in fields else "/v1/completions"
+
+    def texts(**top_k: Any) -> list[str]:
+        body = {**fields, "temperature": 1.5, "n": 10, "max_tokens": 12, **top_k}
+        choices = server.http.post(path, json=body).json()["choices"]
+        return [choice.get("text") or choice["message"]["content"] for choice in choices]
+
+    drawn = texts(seed=1)
+    assert len(set(drawn)) == 10
+    assert len(set(texts())) == 10, "without a seed"
+    for top_k in (0, -1, None, 10**6):
+        assert texts(seed=1, top_k=top_k) == drawn
+    assert len(set(texts(seed=1, top_k=1))) == 1
+    assert texts(seed=1, top_k=2) != drawn
 
 
 def ragged(count: int) -> list[str]:

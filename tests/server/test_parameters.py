@@ -50,11 +50,14 @@ def test_defaults_yield_to_the_request():
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        (GenerationConfig(), {"temperature": 1.0}),
-        (GenerationConfig(temperature=0.6, top_p=0.9), {"temperature": 0.6}),
-        (GenerationConfig(do_sample=False), {}),
-        (GenerationConfig(do_sample=True, temperature=0.7), {}),
-        (None, {"temperature": 1.0}),
+        (GenerationConfig(), {"temperature": 1.0, "top_k": 0}),
+        (GenerationConfig(temperature=0.6, top_p=0.9), {"temperature": 0.6, "top_k": 0}),
+        (GenerationConfig(temperature=0.6, top_k=20), {"temperature": 0.6}),
+        (GenerationConfig(do_sample=False), {"top_k": 0}),
+        (GenerationConfig(do_sample=True, temperature=0.7), {"top_k": 0}),
+        (GenerationConfig(do_sample=True, top_k=0), {}),
+        (GenerationConfig(do_sample=True, top_k=50), {}),
+        (None, {"temperature": 1.0, "top_k": 0}),
     ],
 )
 def test_the_models_defaults_rule_as_far_as_they_go(config, expected):

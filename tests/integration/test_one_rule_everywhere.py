@@ -47,6 +47,22 @@ def test_all_spellings_of_no_text_are_one_prompt(server, content):
     assert answer["usage"]["prompt_tokens"] == same["usage"]["prompt_tokens"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("completions", {"prompt": "hi"}),
+        ("chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+    ],
+)
+@pytest.mark.parametrize(("max_tokens", "reason"), [(5, "stop"), (4, "length"), (6, "stop")])
+def test_the_closing_token_may_be_the_last_one(server, path, body, max_tokens, reason):
+    closes = {"logit_bias": {str(server.tokenizer.eos_token_id): 100}, "min_tokens": 4}
+    body = {**body, **closes, "max_tokens": max_tokens}
+    answer = server.http.post(f"/v1/{path}", json=body).json()
+    assert answer["choices"][0]["finish_reason"] == reason
+    assert answer["usage"]["completion_tokens"] == min(max_tokens, 5)
+
+
 def test_greedy_choices_are_equal(server):
     answer = server.complete("draw", n=3, temperature=0, max_tokens=6).json()
     texts = [choice["text"] for choice in answer["choices"]]

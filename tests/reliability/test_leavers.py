@@ -7,6 +7,7 @@ import random
 import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import httpx
@@ -20,6 +21,7 @@ from tests.integration.engine_server import (
     run_clients,
     run_engine_server,
 )
+from tests.integration.test_engine_failures import controlled_server
 from tests.reliability.tally import Accepted, counted, resident_bytes, settled_footprint
 
 logger = logging.getLogger(__name__)
@@ -190,6 +192,33 @@ def check_leaving(tiny_model, folder, names: list[str], count: int) -> None:
 
 def test_whoever_leaves_leaves_nothing_behind(tiny_model, tmp_path):
     check_leaving(tiny_model, tmp_path, list(OPERATIONS), 20)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_more_leavers_than_places_leave_every_place_free(tiny_model, stream):
+    body = {"prompt": "a", "max_tokens": 400, "stream": stream}
+    fields: dict[str, Any] = {"max_queue_size": 2, "max_requests_per_batch": 1}
+
+    async def fill_and_leave(server: EngineServer) -> None:
+        connections = []
+        for number in range(1, 4):
+            connections.append(await Connection.send(server.port, COMPLETIONS, body))
+            await asyncio.to_thread(
+                until, partial(lambda n: server.manager.statistics().num_live == n, number)
+            )
+        for connection in connections:
+            await connection.close(abruptly=True)
+
+    with controlled_server(tiny_model, **fields) as (server, runner):
+        for _ in range(3):
+            runner.hold()
+            run_clients(fill_and_leave(server))
+            runner.go()
+            server.wait_until_idle()
+            gauges = server.http.get("/metrics").text
+            assert "slipstream_requests_running 0.0" in gauges
+            assert "slipstream_requests_waiting 0.0" in gauges
+            assert server.complete("and now", max_tokens=2).status_code == 200
 
 
 @pytest.mark.long

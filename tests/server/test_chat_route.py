@@ -83,6 +83,7 @@ def test_usage_is_absent_from_a_stream_that_did_not_ask(live):
         {"n": 3},
         {"skip_special_tokens": False},
         {"logprobs": True, "top_logprobs": 2},
+        {"logprobs": True, "stop": ["a text that never comes"]},
     ],
 )
 def test_joined_chunks_are_the_whole_answer(live, fields):
@@ -99,14 +100,19 @@ def test_joined_chunks_are_the_whole_answer(live, fields):
     assert chunks[-1]["usage"] == whole["usage"]
 
 
-def test_continuous_usage_rises_by_the_tokens_of_each_chunk(live):
-    live.manager.step_seconds = 0.003
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("tokens_per_output", [1, 3])
+def test_continuous_usage_rises_by_the_tokens_of_each_chunk(live, n, tokens_per_output):
+    live.manager.tokens_per_output = tokens_per_output
     options = {"include_usage": True, "continuous_usage_stats": True}
-    chunks = stream(live, stream_options=options, max_tokens=10)
-    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
-    assert counts == sorted(counts)
-    assert counts[0] == 0
-    assert counts[-1] == 10
+    fields = {"max_tokens": 10, "return_token_ids": True, "n": n}
+    chunks = stream(live, stream_options=options, **fields)
+    count = 0
+    for chunk in chunks:
+        count += sum(len(choice.get("token_ids", ())) for choice in chunk["choices"])
+        assert chunk["usage"]["completion_tokens"] == count
+    assert count == 10 * n
+    assert chunks[-1]["usage"] == live.chat(**fields).json()["usage"]
 
 
 def test_eos_on_the_last_allowed_token_is_stop(live):
@@ -141,8 +147,12 @@ def test_logprobs_have_true_bytes_and_the_most_likely_first(live):
         assert entry["top_logprobs"][0]["logprob"] >= entry["top_logprobs"][1]["logprob"]
 
 
-def test_logprobs_alone_have_empty_alternatives(live):
-    entries = live.chat(logprobs=True).json()["choices"][0]["logprobs"]["content"]
+@pytest.mark.parametrize("fields", [{}, {"top_logprobs": 0}, {"top_logprobs": None}])
+def test_logprobs_alone_have_empty_alternatives(live, fields):
+    entries = live.chat(logprobs=True, **fields).json()["choices"][0]["logprobs"]["content"]
+    chunks = [c for chunk in stream(live, logprobs=True, **fields) for c in chunk["choices"]]
+    assert entries == [e for c in chunks if c["logprobs"] for e in c["logprobs"]["content"]]
+    assert "".join(entry["token"] for entry in entries) == f"{TEXT}<|im_end|>"
     assert all(entry["top_logprobs"] == [] for entry in entries)
 
 

@@ -91,11 +91,15 @@ def test_all_prompts_run_at_once(live):
 
 def test_cached_tokens_are_summed_over_prompts(live):
     live.manager.num_cached_tokens = 2
-    usage = live.complete(prompt=["one", "two", "three"], n=2).json()["usage"]
+    fields = {"prompt": ["one", "two", "three"], "n": 2}
+    usage = live.complete(**fields).json()["usage"]
     assert usage["prompt_tokens_details"] == {"cached_tokens": 6}
+    assert stream(live, **fields, stream_options={"include_usage": True})[-1]["usage"] == usage
 
 
-@pytest.mark.parametrize("prompt", [[], [[]], [1, "a"], [[1], "a"], [1.5], [True], 5, None, {}])
+@pytest.mark.parametrize(
+    "prompt", [[], [[]], [[1], []], ["a", []], [1, "a"], [[1], "a"], [1.5], [True], 5, None, {}]
+)
 def test_a_bad_prompt_is_a_400(live, prompt):
     response = live.complete(prompt=prompt)
     assert response.status_code == 400
@@ -103,8 +107,9 @@ def test_a_bad_prompt_is_a_400(live, prompt):
     assert live.complete().status_code == 200
 
 
-def test_an_empty_text_begins_with_bos(live):
-    assert live.complete(prompt="").status_code == 200
+@pytest.mark.parametrize("prompt", ["", [""], ["", ""], ["", "one"]])
+def test_an_empty_text_begins_with_bos(live, prompt):
+    assert live.complete(prompt=prompt).status_code == 200
     assert live.manager.added[0].input_ids == [live.tokenizer.bos_token_id]
 
 
@@ -142,10 +147,11 @@ def test_echo_without_tokens_generates_nothing(live, streamed):
     assert live.manager.added == []
 
 
+@pytest.mark.parametrize("stop", ["two", "a text that never comes"])
 @pytest.mark.parametrize("streamed", [False, True])
-def test_legacy_logprobs_are_four_lists_of_one_length(live, streamed):
+def test_legacy_logprobs_are_four_lists_of_one_length(live, streamed, stop):
     live.says("hé🦙 one two", eos=True)
-    fields = {"logprobs": 2, "stop": ["two"]}
+    fields = {"logprobs": 2, "stop": [stop]}
     whole = live.complete(**fields).json()["choices"][0]
     entries = whole["logprobs"]
     if streamed:
@@ -169,8 +175,10 @@ def test_legacy_logprobs_are_four_lists_of_one_length(live, streamed):
 
 
 def test_no_alternatives_reports_the_chosen_token(live):
-    entries = live.complete(logprobs=0).json()["choices"][0]["logprobs"]
-    assert all(len(top) == 1 for top in entries["top_logprobs"])
+    entries = live.complete(logprobs=0, max_tokens=4).json()["choices"][0]["logprobs"]
+    assert entries["token_logprobs"] == [-0.5] * 4
+    assert entries["top_logprobs"] == [{token: -0.5} for token in entries["tokens"]]
+    assert joined(stream(live, logprobs=0, max_tokens=4), 0) == entries
 
 
 @pytest.mark.parametrize(

@@ -32,11 +32,15 @@ def test_each_input_has_its_vector_in_order(live):
     assert answer["usage"] == {"prompt_tokens": total, "total_tokens": total}
 
 
-def test_base64_is_the_same_vector_in_little_endian_float32(live):
-    plain = embed(live).json()["data"][0]["embedding"]
-    coded = embed(live, encoding_format="base64").json()["data"][0]["embedding"]
-    data = base64.b64decode(coded)
-    assert struct.unpack(f"<{len(data) // 4}f", data) == pytest.approx(plain)
+@pytest.mark.parametrize("fields", [{}, {"dimensions": 2}, {"input": ["a", "a b c"]}])
+def test_base64_is_the_same_vector_in_little_endian_float32(live, fields):
+    plain = embed(live, **fields).json()["data"]
+    coded = embed(live, encoding_format="base64", **fields).json()["data"]
+    for vector, text in zip(plain, coded, strict=True):
+        data = base64.b64decode(text["embedding"], validate=True)
+        assert len(data) == 4 * len(vector["embedding"])
+        numbers = struct.unpack(f"<{len(data) // 4}f", data)
+        assert numbers == pytest.approx(vector["embedding"])
 
 
 def test_the_official_client_reads_them(live):

@@ -244,6 +244,9 @@ def test_pages_of_an_origin_may_ask_and_read_errors(server, route):
         },
     )
     assert preflight.status_code == 200
+    assert preflight.headers["Access-Control-Allow-Origin"] == "http://page"
+    assert method in preflight.headers["Access-Control-Allow-Methods"]
+    assert "authorization" in preflight.headers["Access-Control-Allow-Headers"].lower()
     for key in (f"Bearer {KEY}", "Bearer wrong"):
         headers = {"Origin": "http://page", "Authorization": key}
         response = send(server, route, headers=headers)

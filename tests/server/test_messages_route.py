@@ -135,9 +135,12 @@ def test_a_tool_that_failed_says_so(live, content, is_error):
     assert live.manager.added[0].input_ids == live.manager.added[1].input_ids
 
 
-def test_an_unfinished_turn_of_the_assistant_is_continued(live):
-    messages = [*MESSAGES, {"role": "assistant", "content": "The answer is"}]
+@pytest.mark.parametrize("begun", ["The answer is", "The answer is ", "\n\nSo  \n"])
+def test_an_unfinished_turn_of_the_assistant_is_continued(live, begun):
+    messages = [*MESSAGES, {"role": "assistant", "content": begun}]
     create(live, messages=messages)
+    prompt = live.tokenizer.decode(live.manager.added[0].input_ids)
+    assert prompt.endswith(f"<|im_start|>assistant\n{begun}")
     live.chat(messages=messages, continue_final_message=True, add_generation_prompt=False)
     assert live.manager.added[0].input_ids == live.manager.added[1].input_ids
 

@@ -29,10 +29,12 @@ def client(live):
         yield made
 
 
-def test_a_text_is_answered_by_a_message(client):
+def test_a_text_is_answered_by_a_message(live, client):
     answer = client.responses.create(model="tiny", input="hello", temperature=0, user="u")
     assert answer.output_text == TEXT
     assert (answer.object, answer.status, answer.error) == ("response", "completed", None)
+    assert answer.usage.input_tokens == len(live.manager.added[0].input_ids)
+    assert answer.usage.output_tokens == len(live.tokenizer.encode(TEXT)) + 1
     assert answer.usage.total_tokens == answer.usage.input_tokens + answer.usage.output_tokens
     assert answer.usage.input_tokens_details.cached_tokens == 0
     assert answer.usage.output_tokens_details.reasoning_tokens == 0
@@ -74,6 +76,7 @@ def test_the_events_come_in_order_and_are_numbered(live):
     whole = create(live).json()
     assert deltas == events[-4]["text"] == whole["output"][0]["content"][0]["text"] == TEXT
     assert events[-1]["response"]["usage"] == whole["usage"]
+    assert events[-1]["response"].keys() == whole.keys()
     assert events[0]["response"]["status"] == "in_progress"
     assert events[0]["response"]["output"] == []
     items = {event["item_id"] for event in events if "item_id" in event}
@@ -92,17 +95,18 @@ def test_an_answer_that_is_cut_is_incomplete(live):
     assert whole["incomplete_details"] == {"reason": "max_output_tokens"}
     assert whole["output"][0]["status"] == "incomplete"
     assert whole["usage"]["output_tokens"] == 3
-    assert events_of(create(live, max_output_tokens=3, stream=True).text)[-1]["type"] == (
-        "response.incomplete"
-    )
+    events = events_of(create(live, max_output_tokens=3, stream=True).text)
+    assert events[-1]["type"] == "response.incomplete"
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
 
 
-def test_logprobs_come_where_they_are_included(live):
-    fields = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+@pytest.mark.parametrize("count", [2, 0, None])
+def test_logprobs_come_where_they_are_included(live, count):
+    fields = {"include": ["message.output_text.logprobs"], "top_logprobs": count}
     whole = create(live, **fields).json()
     entries = whole["output"][0]["content"][0]["logprobs"]
     assert len(entries) == whole["usage"]["output_tokens"], "the closing token's, too"
-    assert len(entries[0]["top_logprobs"]) == 2
+    assert {len(entry["top_logprobs"]) for entry in entries} == {count or 0}
     events = events_of(create(live, stream=True, **fields).text)
     streamed = [e for event in events for e in event.get("logprobs", ()) if "delta" in event]
     assert streamed == entries
@@ -249,6 +253,7 @@ def test_a_failure_is_an_event_in_a_stream_and_a_status_otherwise(live):
     assert create(live).status_code == 500
     events = events_of(create(live, stream=True).text)
     assert events[-1]["type"] == "response.failed"
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert events[-1]["response"]["error"]["code"] == "request_failed"
     assert "secret" not in str(events)
     made = create(live, background=True).json()

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 
+import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -72,6 +73,28 @@ async def test_an_error_becomes_an_event_and_done_comes_last(error, level, caplo
 
 def test_what_is_replaced_in_the_library_is_still_there():
     assert callable(EventSourceResponse._send_with_timeout)
+
+
+async def test_a_stream_that_waits_sends_nothing(monkeypatch):
+    """A comment that keeps the connection alive is what strict clients stumble over."""
+    moment = anyio.sleep
+    monkeypatch.setattr(anyio, "sleep", lambda _seconds: moment(0))
+    sent: list[bytes] = []
+
+    async def frames():
+        yield b"data: 1\n\n"
+        for _ in range(500):
+            await moment(0)
+        yield b"data: 2\n\n"
+
+    async def send(message):
+        sent.append(message.get("body", b""))
+
+    async def receive():
+        await asyncio.Event().wait()
+
+    await EventStream(frames(), close=lambda: None, headers={})(SCOPE, receive, send)
+    assert b"".join(sent) == b"data: 1\n\ndata: 2\n\n" + DONE
 
 
 async def test_a_stream_that_never_began_is_closed_too():

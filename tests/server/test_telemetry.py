@@ -28,6 +28,7 @@ from server.settings import (
 from server.startup_errors import StartupError
 from server.tracing import Tracing
 from tests.server.live import LiveServer, run_live
+from tests.server.test_streaming import send
 
 ROOT = Path(__file__).parents[2]
 PROMPT = "a prompt that nobody may find in a log"
@@ -90,6 +91,23 @@ def test_a_stop_string_is_an_answer_and_a_leaver_is_none(told):
     assert found["slipstream_answers_total{finished_reason=stop}"] == 1
     assert found["slipstream_answers_total{finished_reason=cancelled}"] == 1
     assert found["slipstream_requests_total{outcome=cancelled}"] == 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_every_answer_whose_client_left_is_counted_and_no_other(told, stream):
+    for _ in range(5):
+        assert told.complete(stream=stream).status_code == 200
+    told.manager.step_seconds = 0.05
+    told.manager.script = lambda _ids, _arguments: [300] * 200
+    body = {"prompt": "a", "stream": stream, "max_tokens": 200, "n": 2}
+    for number in range(1, 6):
+        with send(told, "/v1/completions", body):
+            told.manager.wait_until(lambda: told.manager.num_active == 2)
+        told.manager.wait_until(lambda: told.state.num_active == 0)
+        found = samples(told)
+        assert found["slipstream_answers_total{finished_reason=cancelled}"] == 2 * number
+        assert found["slipstream_requests_total{outcome=cancelled}"] == number
+    assert found["slipstream_requests_total{outcome=completed}"] == 5
 
 
 def test_what_a_client_invents_becomes_no_label(told):

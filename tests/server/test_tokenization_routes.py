@@ -86,6 +86,26 @@ def test_what_cannot_be_tokenised_is_refused_by_name(live, body, param):
     assert response.json()["error"]["param"] == param
 
 
+@pytest.mark.parametrize(
+    ("path", "param"),
+    [
+        ("/v1/tokenize", "messages"),
+        ("/v1/chat/completions", "messages"),
+        ("/v1/chat/completions/render", "messages"),
+        ("/v1/messages", None),
+        ("/v1/messages/count_tokens", None),
+        ("/v1/responses", "input"),
+        ("/v1/responses/input_tokens", "input"),
+    ],
+)
+def test_a_chat_of_no_messages_is_refused(live, path, param):
+    name = "input" if "responses" in path else "messages"
+    response = live.http.post(path, json={name: [], "max_tokens": 5})
+    assert response.status_code == 400
+    assert response.json()["error"].get("param") == param
+    assert name in response.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("tokens", [[-1], [10**6], [2**31], ["a"], [True], "hello", None])
 def test_tokens_that_do_not_exist_are_refused(live, tokens):
     response = live.http.post("/detokenize", json={"tokens": tokens})

@@ -5,10 +5,13 @@ Needs `lm-eval[api]`, which is too large to be installed for one test.
 
 import json
 import random
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from server.default_model import WEIGHTS
 
 lm_eval = pytest.importorskip("lm_eval", reason="lm-eval[api] is not installed")
 lm_eval_tasks = pytest.importorskip("lm_eval.tasks")
@@ -67,19 +70,58 @@ def evaluate(task_folder: Path, backend: str, **arguments: Any) -> tuple[Any, di
     return scores, answers
 
 
+@dataclass(frozen=True)
+class Subject:
+    """A model that is served, and the same model as lm-eval itself loads it.
+
+    Attributes:
+        url: The server's address.
+        name: What it is served as.
+        tokenizer: Folder of its tokenizer.
+        own: Arguments of the backend `hf`.
+    """
+
+    url: str
+    name: str
+    tokenizer: str
+    own: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_model_server, tiny_model_folder) -> Subject:
+    folder = str(tiny_model_folder)
+    return Subject(tiny_model_server.url, "tiny", folder, {"pretrained": folder})
+
+
+@pytest.fixture(scope="module")
+def default(default_server, default_model, default_model_tokenizer) -> Subject:
+    """The default model, whose file of weights transformers reads in its own way."""
+    folder = str(default_model.folder)
+    own = {"pretrained": folder, "gguf_file": WEIGHTS, "tokenizer": default_model_tokenizer}
+    return Subject(default_server.url, default_server.model, folder, own)
+
+
+@pytest.fixture(scope="module", params=["tiny", "default"])
+def subject(request) -> Subject:
+    chosen: Subject = request.getfixturevalue(request.param)
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def own_results(subject, task_folder) -> tuple[Any, dict[str, list[Any]]]:
+    """What the backend `hf` says."""
+    return evaluate(task_folder, "hf", **subject.own, dtype="float32", device="cpu")
+
+
 @pytest.mark.parametrize("tokenized", [True, False], ids=["token ids", "texts"])
-def test_scores_over_the_wire_are_the_models_own(
-    served_tiny_model, tiny_model_folder, task_folder, tokenized
-):
-    own, own_answers = evaluate(
-        task_folder, "hf", pretrained=str(tiny_model_folder), dtype="float32", device="cpu"
-    )
+def test_scores_over_the_wire_are_the_models_own(subject, own_results, task_folder, tokenized):
+    own, own_answers = own_results
     served, answers = evaluate(
         task_folder,
         "local-completions",
-        base_url=f"{served_tiny_model.url}/v1/completions",
-        model="tiny",
-        tokenizer=str(tiny_model_folder),
+        base_url=f"{subject.url}/v1/completions",
+        model=subject.name,
+        tokenizer=subject.tokenizer,
         tokenized_requests=tokenized,
         max_length=512,
         num_concurrent=2,

@@ -13,182 +13,15 @@
 #include "attention.h"
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 #include <memory>
 
-#include "tile.h"
+#include "pieces.h"
+#include "small_products.h"
+#include "softmax.h"
 
 using namespace slipstream;
 
 namespace {
-
-constexpr int64_t kPiece = 32;
-constexpr int64_t kSpan = 512;
-constexpr int64_t kQueriesPerItem = 16;
-constexpr float kLowest = -std::numeric_limits<float>::infinity();
-
-// The sums that fit the registers beside what is multiplied.
-constexpr int kSums = kTileRows * kTileVectors;
-
-// sums[r] += x[r][k] * row_of(k) over k, for kVectors vectors of a row.
-template <int kRows, int kVectors, class RowOf>
-inline __attribute__((always_inline)) void multiply(const float* x, int64_t ldx, int64_t depth,
-                                                    RowOf row_of, float* sums, int64_t stride) {
-    Vector acc[kRows][kVectors];
-#pragma GCC unroll 16
-    for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) acc[r][v] = load(sums + r * stride + v * kLanes);
-    for (int64_t k = 0; k < depth; ++k) {
-        const float* row = row_of(k);
-        Vector w[kVectors];
-#pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) w[v] = load(row + v * kLanes);
-#pragma GCC unroll 16
-        for (int r = 0; r < kRows; ++r) {
-            const float a = x[r * ldx + k];
-#pragma GCC unroll 8
-            for (int v = 0; v < kVectors; ++v) acc[r][v] += w[v] * a;
-        }
-    }
-#pragma GCC unroll 16
-    for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) store(sums + r * stride + v * kLanes, acc[r][v]);
-}
-
-// The same for rows of any width.
-template <int kRows, class RowOf>
-void multiply_rows(const float* x, int64_t ldx, int64_t depth, RowOf row_of, float* sums,
-                   int64_t stride, int64_t width) {
-    constexpr int kFit = kSums / kRows;
-    constexpr int kVectors = kFit >= 8 ? 8 : kFit >= 4 ? 4 : kFit >= 2 ? 2 : 1;
-    int64_t c = 0;
-    auto from = [&](int64_t k) { return row_of(k) + c; };
-    for (; c + kVectors * kLanes <= width; c += kVectors * kLanes)
-        multiply<kRows, kVectors>(x, ldx, depth, from, sums + c, stride);
-    for (; c + kLanes <= width; c += kLanes)
-        multiply<kRows, 1>(x, ldx, depth, from, sums + c, stride);
-    for (int64_t r = 0; r < kRows; ++r)
-        for (int64_t i = c; i < width; ++i) {
-            float total = sums[r * stride + i];
-            for (int64_t k = 0; k < depth; ++k) total += x[r * ldx + k] * row_of(k)[i];
-            sums[r * stride + i] = total;
-        }
-}
-
-// Call `action(std::integral_constant<int, rows>)` for a number of rows that is not constant.
-template <int kMost, class Action>
-void with_rows(int64_t rows, Action action) {
-    if constexpr (kMost > 1)
-        if (rows < kMost) return with_rows<kMost - 1>(rows, action);
-    action(std::integral_constant<int, kMost>());
-}
-
-// Lay 8 keys side by side: to[d][0 .. 7] = keys[0 .. 7][d].
-inline void transpose(const float* const* keys, float* to, int64_t width) {
-    typedef Eight Loose __attribute__((aligned(4), may_alias));
-    int64_t d = 0;
-    for (; d + 8 <= width; d += 8) {
-        Eight in[8], pairs[8], fours[8];
-#pragma GCC unroll 8
-        for (int j = 0; j < 8; ++j) in[j] = *reinterpret_cast<const Loose*>(keys[j] + d);
-#pragma GCC unroll 4
-        for (int j = 0; j < 8; j += 2) {
-            pairs[j] = __builtin_shufflevector(in[j], in[j + 1], 0, 8, 1, 9, 4, 12, 5, 13);
-            pairs[j + 1] = __builtin_shufflevector(in[j], in[j + 1], 2, 10, 3, 11, 6, 14, 7, 15);
-        }
-#pragma GCC unroll 4
-        for (int j = 0; j < 8; j += 4)
-#pragma GCC unroll 2
-            for (int i = 0; i < 2; ++i) {
-                const Eight a = pairs[j + i], b = pairs[j + i + 2];
-                fours[j + 2 * i] = __builtin_shufflevector(a, b, 0, 1, 8, 9, 4, 5, 12, 13);
-                fours[j + 2 * i + 1] = __builtin_shufflevector(a, b, 2, 3, 10, 11, 6, 7, 14, 15);
-            }
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) {
-            const Eight a = fours[i], b = fours[i + 4];
-            float* out = to + (d + i) * kPiece;
-            *reinterpret_cast<Loose*>(out) =
-                __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11);
-            *reinterpret_cast<Loose*>(out + 4 * kPiece) =
-                __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15);
-        }
-    }
-    for (; d < width; ++d)
-        for (int j = 0; j < 8; ++j) to[d * kPiece + j] = keys[j][d];
-}
-
-// A query head's running softmax.
-struct Softmax {
-    float highest = kLowest;
-    float total = 0.0f;
-};
-
-void scale(float* sums, float factor, int64_t width) {
-    for (int64_t i = 0; i < width; ++i) sums[i] *= factor;
-}
-
-// c tanh(x / c)
-inline Vector cap(Vector x, float c) {
-    return c - 2.0f * c / (exp(x * (2.0f / c)) + 1.0f);
-}
-
-// Make a piece's scores weights: those of keys [low, high), which are seen, and 0 for the others.
-// `sums`, weighted so far, are scaled where a score is the highest yet.
-void weigh(float* scores, int64_t low, int64_t high, float softcap, Softmax& state, float* sums,
-           int64_t width) {
-    constexpr int kVectors = kPiece / kLanes;
-    Integers index;
-    for (int i = 0; i < kLanes; ++i) index[i] = i;
-    Vector x[kVectors];
-    Integers seen[kVectors];
-    Vector top = splat(kLowest);
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) {
-        x[v] = load(scores + v * kLanes);
-        if (softcap > 0.0f) x[v] = cap(x[v], softcap);
-        const Integers at = index + v * kLanes;
-        seen[v] = (at >= int32_t(low)) & (at < int32_t(high));
-        x[v] = seen[v] ? x[v] : splat(kLowest);
-        top = x[v] > top ? x[v] : top;
-    }
-    const float highest = std::max(state.highest, max(top));
-    if (highest > state.highest) {
-        if (state.total > 0.0f) {
-            const float keep = std::exp(state.highest - highest);
-            state.total *= keep;
-            scale(sums, keep, width);
-        }
-        state.highest = highest;
-    }
-    Vector total{};
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) {
-        const Vector weight = exp(x[v] - highest);
-        x[v] = seen[v] ? weight : Vector{};
-        total += x[v];
-        store(scores + v * kLanes, x[v]);
-    }
-    state.total += sum(total);
-}
-
-// Add a span's result to those before it. Not inlined: the same instructions wherever it is called.
-__attribute__((noinline)) void add_span(Softmax& all, float* all_sums, const Softmax& span,
-                                        const float* sums, int64_t width) {
-    if (span.total == 0.0f) return;
-    if (all.total == 0.0f) {
-        all = span;
-        std::memcpy(all_sums, sums, width * sizeof(float));
-        return;
-    }
-    const float highest = std::max(all.highest, span.highest);
-    const float old = std::exp(all.highest - highest), fresh = std::exp(span.highest - highest);
-    all = {highest, all.total * old + span.total * fresh};
-    for (int64_t i = 0; i < width; ++i) all_sums[i] = all_sums[i] * old + sums[i] * fresh;
-}
 
 // Bring a query head's sums to the output. A sink is a score that has no value (Xiao et al. 2023).
 __attribute__((noinline)) void finish(const Attention& a, Softmax state, const float* sums,
@@ -356,50 +189,7 @@ private:
     std::vector<Softmax> states, all;
 };
 
-// Make an item of each span of a single query's item.
-void cut_spans(AttentionWork& work) {
-    std::vector<Item> items;
-    for (const Item& item : work.items) {
-        // Partial results take memory: a chunk of a prompt has items enough without them.
-        if (item.last_span == 1 || item.num_rows > 1) {
-            items.push_back(item);
-            continue;
-        }
-        work.merges.push_back({item.first_row, item.num_rows, work.partial_rows, item.last_span});
-        for (int64_t span = 0; span < item.last_span; ++span) {
-            items.push_back(item);
-            items.back().first_span = span;
-            items.back().last_span = span + 1;
-            items.back().partial = work.partial_rows;
-            work.partial_rows += item.num_rows;
-        }
-    }
-    work.items.swap(items);
-}
-
 }  // namespace
-
-AttentionWork slipstream::attention_work(int64_t requests, const int64_t* query_starts,
-                                         const int64_t* context_lengths, int64_t kv_heads,
-                                         int64_t threads) {
-    AttentionWork work;
-    for (int64_t r = 0; r < requests; ++r) {
-        const int64_t rows = query_starts[r + 1] - query_starts[r];
-        for (int64_t row = 0; row < rows; row += kQueriesPerItem) {
-            const int64_t height = std::min(kQueriesPerItem, rows - row);
-            const int64_t position = context_lengths[r] - rows + row;
-            work.items.push_back({r, query_starts[r] + row, height, position, 0,
-                                  (position + height - 1) / kSpan + 1, -1});
-        }
-    }
-    const int64_t enough = threads == 1 ? 1 : 4 * threads;
-    // Few long items would leave threads without work, or with the longest one alone.
-    if (int64_t(work.items.size()) * kv_heads < enough) cut_spans(work);
-    // What lies side by side in the cache is best read together.
-    while (work.shares < kv_heads && int64_t(work.items.size()) * work.shares < enough)
-        ++work.shares;
-    return work;
-}
 
 void slipstream::attend_to(const Attention& a, const AttentionWork& work, int64_t unit) {
     const Item& item = work.items[unit / work.shares];

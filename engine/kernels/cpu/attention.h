@@ -8,6 +8,9 @@
 
 namespace slipstream {
 
+// Positions whose results are joined as a whole; spans begin at multiples of it.
+constexpr int64_t kSpan = 512;
+
 struct Attention {
     const float* query;
     const float* keys;

@@ -6,8 +6,8 @@
 One layer over a paged cache whose blocks lie in any order.
 
     decode     one query over a context; "of reading" is against a plain sum over as many bytes as
-               its keys and values take. Several caches take turns, so that none is found in the
-               caches of the processor
+               its keys and values take. Several requests take turns, so that nothing is found in
+               the caches of the processor
     prefill    a whole prompt; "x torch" is against scaled_dot_product_attention, with the
                keys of shared heads copied for it beforehand
 """
@@ -29,6 +29,7 @@ from benchmarks.machine import describe_machine
 from engine.attention.cpu import CpuBackend
 from engine.attention.interface import AttentionOptions
 from engine.batch import BatchInputs
+from engine.cache.block_memory import allocate_blocks
 from engine.kernels.cpu.library import kernels
 
 # Query heads, key heads, width of a head.
@@ -39,32 +40,47 @@ Measure = Callable[[tuple[int, int, int], int, float], tuple[str, ...]]
 
 
 class Layer:
-    """A request's keys and values in a cache of its own, and the backend that reads them."""
+    """Requests of one length in a cache of one layer, and the backend that reads it."""
 
-    def __init__(self, heads: int, kv_heads: int, width: int, context: int, new: int) -> None:
-        """Fill a cache with `context` positions, of which the last `new` are this step's."""
+    def __init__(self, shape: tuple[int, int, int], context: int, new: int, count: int = 1) -> None:
+        """Fill a cache.
+
+        Args:
+            shape: Query heads, key heads, width of a head.
+            context: Positions of each request.
+            new: How many of them are this step's.
+            count: Requests.
+        """
+        heads, kv_heads, width = shape
         num_pages = -(-context // PAGE_SIZE)
-        shape = (num_pages * PAGE_SIZE, kv_heads, width)
+        blocks = (count * num_pages, PAGE_SIZE, kv_heads, width)
+        self.keys, self.values = (
+            allocate_blocks(
+                blocks, dtype=torch.float32, device=torch.device("cpu"), heads_first=True
+            ).normal_()
+            for _ in range(2)
+        )
         self.query = torch.randn(new, heads, width)
-        self.keys, self.values = torch.randn(shape), torch.randn(shape)
         self.options = AttentionOptions(width**-0.5)
         none = torch.empty(0, dtype=torch.int64)
-        table = torch.randperm(num_pages, dtype=torch.int32)[None].contiguous()
-        self.backend = CpuBackend(PAGE_SIZE, kernels())
-        self.backend.plan(BatchInputs(none, none, none, table, [0, new], [context], none))
+        self.backends = [CpuBackend(PAGE_SIZE, kernels()) for _ in range(count)]
+        tables = torch.randperm(blocks[0], dtype=torch.int32).view(count, num_pages)
+        for backend, table in zip(self.backends, tables, strict=True):
+            backend.plan(BatchInputs(none, none, none, table[None], [0, new], [context], none))
 
-    def attend(self) -> torch.Tensor:
-        """Compute the layer: [new, heads, width]."""
-        return self.backend.attend(self.query, self.keys, self.values, self.options)
+    def attend(self, request: int = 0) -> torch.Tensor:
+        """Compute the layer for a request: [new, heads, width]."""
+        return self.backends[request].attend(self.query, self.keys, self.values, self.options)
 
 
 def measure_decode(shape: tuple[int, int, int], context: int, seconds: float) -> tuple[str, ...]:
     """Return the cells of one query over a context."""
     num_bytes = 2 * 4 * context * shape[1] * shape[2]
-    layers = [Layer(*shape, context, 1) for _ in range(-(-SPREAD_BYTES // num_bytes))]
-    parts = [torch.ones(num_bytes // 4) for _ in layers]
-    ours, sums = itertools.cycle(layers), itertools.cycle(parts)
-    times = best_times([lambda: next(ours).attend(), lambda: next(sums).sum()], seconds)
+    count = -(-SPREAD_BYTES // num_bytes)
+    layer = Layer(shape, context, 1, count)
+    parts = [torch.ones(num_bytes // 4) for _ in range(count)]
+    requests, sums = itertools.cycle(range(count)), itertools.cycle(parts)
+    times = best_times([lambda: layer.attend(next(requests)), lambda: next(sums).sum()], seconds)
     rate, reading = (num_bytes / time / 1e9 for time in times)
     return ("decode", str(context), f"{rate:.1f} GB/s", f"{reading:.1f} GB/s",
             f"{rate / reading:.0%} of reading")  # fmt: skip
@@ -73,7 +89,7 @@ def measure_decode(shape: tuple[int, int, int], context: int, seconds: float) ->
 def measure_prefill(shape: tuple[int, int, int], length: int, seconds: float) -> tuple[str, ...]:
     """Return the cells of a prompt."""
     heads, _, width = shape
-    layer = Layer(*shape, length, length)
+    layer = Layer(shape, length, length)
     query, keys, values = (torch.randn(1, heads, length, width) for _ in range(3))
     times = best_times(
         [

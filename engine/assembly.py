@@ -27,9 +27,7 @@ from engine.step_cost import StepPace
 def assemble(model: CausalLM, geometry: ModelGeometry, resolved: ResolvedConfig) -> StepParts:
     """Build what computes a step, the cache's memory included."""
     page_size = resolved.page_size
-    cache = PagedCache(
-        geometry.layers, resolved.num_blocks, page_size, dtype=model.dtype, device=model.device
-    )
+    cache = _make_cache(model, geometry, resolved, resolved.num_blocks)
     cache.add_host_blocks(resolved.num_host_blocks)
     backend = make_backend(resolved.attention, page_size)
     attention = PagedAttention(cache, backend, geometry.layer_indices)
@@ -67,6 +65,19 @@ def assemble(model: CausalLM, geometry: ModelGeometry, resolved: ResolvedConfig)
     )
 
 
+def _make_cache(
+    model: CausalLM, geometry: ModelGeometry, resolved: ResolvedConfig, num_blocks: int
+) -> PagedCache:
+    return PagedCache(
+        geometry.layers,
+        num_blocks,
+        resolved.page_size,
+        dtype=model.dtype,
+        device=model.device,
+        heads_first=resolved.attention.heads_first,
+    )
+
+
 def _make_runner(
     model: CausalLM, geometry: ModelGeometry, resolved: ResolvedConfig, attention: PagedAttention
 ) -> Runner:
@@ -80,9 +91,7 @@ def _make_runner(
         return EagerRunner(model, attention)
 
     def make_probe() -> PagedAttention:
-        cache = PagedCache(
-            geometry.layers, NUM_BLOCKS, resolved.page_size, dtype=model.dtype, device=model.device
-        )
+        cache = _make_cache(model, geometry, resolved, NUM_BLOCKS)
         backend = make_backend(resolved.attention, resolved.page_size)
         return PagedAttention(cache, backend, geometry.layer_indices)
 

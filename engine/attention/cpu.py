@@ -48,7 +48,9 @@ class CpuBackend:
         assert self.inputs is not None
         query = query.contiguous()
         num_tokens, num_heads, key_dim = query.shape
-        value_dim = values.shape[2]
+        num_kv_heads, value_dim = values.shape[2:]
+        # Heads come first in the memory of a block.
+        assert (keys.stride(1), values.stride(1)) == (key_dim, value_dim)
         output = torch.empty(num_tokens, num_heads, value_dim)
         table = self.inputs.block_table
         sinks = options.sinks
@@ -56,7 +58,7 @@ class CpuBackend:
             sinks = sinks.detach().float().contiguous()
         sizes = np.array(
             (
-                *table.shape, self.page_size, num_heads, keys.shape[1], key_dim, value_dim,
+                *table.shape, self.page_size, num_heads, num_kv_heads, key_dim, value_dim,
                 options.sliding_window or 0, torch.get_num_threads(),
             ),
             dtype=np.int64,

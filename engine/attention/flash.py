@@ -17,9 +17,8 @@ PAGE_SIZE_MULTIPLE = 256
 class FlashBackend:
     """`AttentionBackend` over flash-attn's varlen kernel."""
 
-    def __init__(self, page_size: int) -> None:
-        """Remember the page size, in positions."""
-        self._page_size = page_size
+    def __init__(self) -> None:
+        """Start without a step."""
         self._query_starts = torch.empty(0)
         self._key_starts = torch.empty(0)
         self._block_table = torch.empty(0)
@@ -48,8 +47,8 @@ class FlashBackend:
         window = (-1, -1) if options.sliding_window is None else (options.sliding_window - 1, 0)
         output: torch.Tensor = flash_attn_varlen_func(
             query,
-            keys.view(-1, self._page_size, *keys.shape[1:]),
-            values.view(-1, self._page_size, *values.shape[1:]),
+            keys,
+            values,
             cu_seqlens_q=self._query_starts,
             cu_seqlens_k=self._key_starts,
             max_seqlen_q=self._max_queries,

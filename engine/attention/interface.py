@@ -82,8 +82,8 @@ class AttentionBackend(Protocol):
 
         Args:
             query: [T, H, D].
-            keys: [num_slots, Hkv, D], this step's included.
-            values: [num_slots, Hkv, Dv].
+            keys: [num_blocks, page_size, Hkv, D], this step's included.
+            values: [num_blocks, page_size, Hkv, Dv].
             options: How the layer attends.
 
         Returns:

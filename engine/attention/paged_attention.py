@@ -34,10 +34,12 @@ class PagedAttention:
         self.backend = backend
         self.position_of = {layer: position for position, layer in enumerate(layer_indices)}
         self.slots = torch.empty(0, dtype=torch.int64)
+        self._places = (self.slots, self.slots)
 
     def begin_step(self, inputs: BatchInputs) -> None:
         """Take the step's slots and let the backend plan."""
         self.slots = inputs.slots
+        self._places = self.cache.locate(inputs.slots)
         self.backend.plan(inputs)
 
     def attend(
@@ -50,7 +52,7 @@ class PagedAttention:
     ) -> torch.Tensor:
         """See `StepAttention.attend`."""
         position = self.position_of[layer]
-        self.cache.write(position, self.slots, key, value)
+        self.cache.write(position, self._places, key, value)
         return self.backend.attend(
             query, self.cache.keys[position], self.cache.values[position], options
         )

@@ -20,6 +20,11 @@ class BackendChoice:
     name: str
     reason: str
 
+    @property
+    def heads_first(self) -> bool:
+        """How the blocks that it reads lie in memory, see `engine.cache.block_memory`."""
+        return self.name == "cpu"
+
 
 def choose_backend(
     device: torch.device,
@@ -63,5 +68,5 @@ def make_backend(choice: BackendChoice, page_size: int) -> AttentionBackend:
     if choice.name == "flash":
         # By name, because importing the module imports a package that most machines lack.
         flash = importlib.import_module("engine.attention.flash")
-        return cast(AttentionBackend, flash.FlashBackend(page_size))
+        return cast(AttentionBackend, flash.FlashBackend())
     return TorchReferenceBackend(page_size)

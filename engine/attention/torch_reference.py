@@ -26,16 +26,18 @@ class _Span:
         first_query: Row of its first query.
         num_queries: Its queries in this step.
         num_context: Its cached positions, this step's included.
-        first_slot: Slot of position 0 if its blocks are neighbours, else None.
-        slots: [num_context] int64 slots of its positions otherwise.
+        first_block: Its first block if its blocks are neighbours, else None.
+        blocks: [num_blocks] int64, its blocks otherwise.
+        page_size: Positions in a block.
         masks: Masks by sliding window, built when first needed.
     """
 
     first_query: int
     num_queries: int
     num_context: int
-    first_slot: int | None
-    slots: torch.Tensor | None
+    first_block: int | None
+    blocks: torch.Tensor
+    page_size: int
     masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
 
     def first_visible(self, window: int | None) -> int:
@@ -47,10 +49,13 @@ class _Span:
     def visible(self, cached: torch.Tensor, window: int | None) -> torch.Tensor:
         """Return [L, Hkv, D], the rows of `cached` that the queries may see."""
         low = self.first_visible(window)
-        if self.first_slot is not None:
-            return cached[self.first_slot + low : self.first_slot + self.num_context]
-        assert self.slots is not None
-        return cached.index_select(0, self.slots[low:])
+        first, last = low // self.page_size, -(-self.num_context // self.page_size)
+        if self.first_block is not None:
+            pages = cached[self.first_block + first : self.first_block + last]
+        else:
+            pages = cached.index_select(0, self.blocks[first:])
+        begin = first * self.page_size
+        return pages.flatten(0, 1)[low - begin : self.num_context - begin]
 
     def mask(self, window: int | None, device: torch.device) -> torch.Tensor:
         """Return [q, L] bool, True where a query sees a key; kept for the step's other layers."""
@@ -78,20 +83,23 @@ class TorchReferenceBackend:
         """Find each request's rows and where its keys lie."""
         device = inputs.slots.device
         self._spans = []
-        starts = inputs.query_starts
+        starts, size = inputs.query_starts, self._page_size
         table = inputs.block_table.numpy()
         for row, num_context in enumerate(inputs.context_lengths):
-            num_blocks = -(-num_context // self._page_size)
-            blocks = table[row, :num_blocks]
-            first_slot: int | None = int(blocks[0]) * self._page_size
-            slots: torch.Tensor | None = None
-            if num_blocks > 1 and (np.diff(blocks) != 1).any():
-                first_slot = None
-                offsets = np.arange(self._page_size)
-                rows = blocks.astype(np.int64)[:, None] * self._page_size + offsets
-                slots = torch.from_numpy(rows.reshape(-1)[:num_context]).to(device)
+            blocks = table[row, : -(-num_context // size)].astype(np.int64)
+            is_run = not (np.diff(blocks) != 1).any()
+            first_block = int(blocks[0]) if is_run else None
             num_queries = starts[row + 1] - starts[row]
-            self._spans.append(_Span(starts[row], num_queries, num_context, first_slot, slots))
+            self._spans.append(
+                _Span(
+                    starts[row],
+                    num_queries,
+                    num_context,
+                    first_block,
+                    torch.empty(0) if is_run else torch.from_numpy(blocks).to(device),
+                    size,
+                )
+            )
 
     def attend(
         self,
@@ -101,7 +109,7 @@ class TorchReferenceBackend:
         options: AttentionOptions,
     ) -> torch.Tensor:
         """See `AttentionBackend.attend`."""
-        num_heads, num_kv_heads = query.shape[1], keys.shape[1]
+        num_heads, num_kv_heads = query.shape[1], keys.shape[2]
         output = query.new_empty(query.shape[0], num_heads, values.shape[-1])
         for span in self._spans:
             rows = slice(span.first_query, span.first_query + span.num_queries)

@@ -67,18 +67,18 @@ class HostBlocks:
         request.num_saved = 0
 
 
-def allocate_host_tensors(tensors: Sequence[torch.Tensor], num_slots: int) -> list[torch.Tensor]:
-    """Return host memory for this many slots of each tensor.
+def allocate_host_tensors(tensors: Sequence[torch.Tensor], num_blocks: int) -> list[torch.Tensor]:
+    """Return host memory for this many blocks of each tensor, laid out as there.
 
     Page-locked where the tensors are on a GPU, so that copies run in the order of its stream
     without holding the host up; ordinary memory where they are not.
     """
     return [
-        torch.empty(
-            num_slots,
-            *tensor.shape[1:],
+        torch.empty_strided(
+            (num_blocks, *tensor.shape[1:]),
+            tensor.stride(),
             dtype=tensor.dtype,
-            pin_memory=tensor.device.type == "cuda" and num_slots > 0,
+            pin_memory=tensor.device.type == "cuda" and num_blocks > 0,
         )
         for tensor in tensors
     ]

@@ -226,7 +226,12 @@ def _check_step(decoder: FusedDecoder) -> tuple[BatchInputs, PagedAttention]:
     )
     geometry = [layer.geometry for layer in decoder.layers]
     cache = PagedCache(
-        geometry, tables.numel(), page, dtype=torch.float32, device=torch.device("cpu")
+        geometry,
+        tables.numel(),
+        page,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        heads_first=True,
     )
     backend = CpuBackend(page, decoder.library)
     return inputs, PagedAttention(cache, backend, decoder.places)

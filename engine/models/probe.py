@@ -165,7 +165,14 @@ def _paged_logits(
     """Return [2, V]: the prompts packed into one forward over interleaved blocks."""
     page = FLASH_PAGE_SIZE if choice.name == "flash" else SELF_CHECK_PAGE_SIZE
     tables = [[0, 2, 4], [1, 3, 0]]
-    cache = PagedCache(geometry.layers, 5, page, dtype=model.dtype, device=model.device)
+    cache = PagedCache(
+        geometry.layers,
+        5,
+        page,
+        dtype=model.dtype,
+        device=model.device,
+        heads_first=choice.heads_first,
+    )
     lengths = [len(prompt) for prompt in prompts]
     slots = [
         table[position // page] * page + position % page

@@ -1,6 +1,6 @@
 // Causal attention over a paged cache, softmax kept running (Milakov and Gimelshein 2018).
 //
-//   query [T, H, D]   keys [slots, Hkv, D]   values [slots, Hkv, Dv]   slot = block * page + offset
+//   query [T, H, D]   keys [blocks, Hkv, page, D]   values [blocks, Hkv, page, Dv]
 //
 // The heads that share a key head, and some neighbouring queries, are taken together: for each piece
 // of kPiece keys their scores are one small matrix product, and their weighted sums another.
@@ -15,7 +15,7 @@
 #include <algorithm>
 #include <memory>
 
-#include "pieces.h"
+#include "cached_pieces.h"
 #include "small_products.h"
 #include "softmax.h"
 
@@ -37,6 +37,16 @@ __attribute__((noinline)) void finish(const Attention& a, Softmax state, const f
     for (int64_t i = 0; i < a.value_dim; ++i) out[i] = sums[i] * factor;
 }
 
+// Memory begins with a line of the cache: a vector that lies in two is read half as fast.
+struct alignas(kLineBytes) Line {
+    float floats[kLineBytes / sizeof(float)];
+};
+
+Line* lines(int64_t floats) {
+    constexpr int64_t kEach = kLineBytes / sizeof(float);
+    return new Line[(floats + kEach - 1) / kEach];
+}
+
 // The queries of an item, in the heads that share key heads [first_kv, last_kv): for each key head
 // one row for each query and head.
 class Run {
@@ -49,13 +59,15 @@ public:
           group(attention.heads / attention.kv_heads),
           height(item.num_rows * group),
           rows(height * (last_kv - first_kv)),
-          memory(new float[rows * (a.key_dim + 2 * a.value_dim) +
-                           kPiece * (a.key_dim + kTileRows)]),
-          queries(memory.get()),
+          cache(attention, item.request),
+          memory(lines(rows * (a.key_dim + 2 * a.value_dim) +
+                       kPiece * (2 * a.key_dim + a.value_dim + kTileRows))),
+          turned(memory[0].floats),
+          scores(turned + kPiece * a.key_dim),
+          gathered(scores + kPiece * kTileRows),
+          queries(gathered + kPiece * (a.key_dim + a.value_dim)),
           sums(queries + rows * a.key_dim),
           totals(sums + rows * a.value_dim),
-          turned(totals + rows * a.value_dim),
-          scores(turned + kPiece * a.key_dim),
           states(rows),
           all(rows) {}
 
@@ -92,62 +104,42 @@ private:
     }
 
     void take_span(int64_t begin) {
-        const int64_t last = item.first_position + item.num_rows - 1;
-        const int64_t end = std::min(begin + kSpan, last + 1);
+        const int64_t end = std::min(begin + kSpan, item.first_position + item.num_rows);
         const int64_t first = std::max(begin, first_seen(item.first_position));
-        const int64_t start = first / kPiece * kPiece;
-        if (start >= end) return;
-        int64_t slots[kSpan];
-        find_slots(start, first, end, slots);
-        for (int64_t piece = start; piece < end; piece += kPiece)
-            for (int64_t kv = first_kv; kv < last_kv; ++kv)
-                take_piece(kv, piece, slots + piece - start, std::min(kPiece, end - piece));
-    }
-
-    // The slot of each position from `start` to the end of the last piece. What does not exist, or
-    // may hold anything, is not seen, and stands for a neighbour.
-    void find_slots(int64_t start, int64_t first, int64_t end, int64_t* slots) const {
-        const int32_t* table = a.block_table + item.request * a.table_width;
-        int64_t page = first / a.page_size, offset = first % a.page_size;
-        for (int64_t p = first; p < end; ++p) {
-            slots[p - start] = table[page] * a.page_size + offset;
-            if (++offset == a.page_size) ++page, offset = 0;
+        for (int64_t piece = first / kPiece * kPiece; piece < end; piece += kPiece) {
+            const int64_t low = std::max<int64_t>(0, first - piece);
+            const int64_t high = std::min(kPiece, end - piece);
+            for (int64_t kv = first_kv; kv < last_kv; ++kv) take_piece(kv, piece, low, high);
         }
-        std::fill_n(slots, first - start, slots[first - start]);
-        const int64_t rest = (kPiece - end % kPiece) % kPiece;
-        std::fill_n(slots + end - start, rest, slots[end - start - 1]);
     }
 
-    const float* key(int64_t slot, int64_t kv) const {
-        return a.keys + (slot * a.kv_heads + kv) * a.key_dim;
-    }
-    const float* value(int64_t slot, int64_t kv) const {
-        return a.values + (slot * a.kv_heads + kv) * a.value_dim;
-    }
-
-    // `count` of a piece's positions exist.
-    void take_piece(int64_t kv, int64_t piece, const int64_t* slots, int64_t count) {
-        const float* keys[kPiece];
-        const float* values[kPiece];
-        for (int64_t j = 0; j < kPiece; ++j) {
-            keys[j] = key(slots[j], kv);
-            values[j] = value(slots[j], kv);
-        }
-        for (int64_t j = 0; j < kPiece; j += 8) transpose(keys + j, turned + j, a.key_dim);
+    // Positions [low, high) of a piece exist, and some query sees them.
+    void take_piece(int64_t kv, int64_t piece, int64_t low, int64_t high) {
+        const float* keys = cache.keys(kv, piece, low, high, gathered);
+        const float* values = cache.values(kv, piece, low, high, gathered + kPiece * a.key_dim);
+        Ahead ahead = after(kv, piece);
+        turn(keys, a.key_dim, turned, ahead);
         const int64_t first = (kv - first_kv) * height, last = first + height;
         for (int64_t row = first; row < last; row += kTileRows)
-            take_rows(row, std::min<int64_t>(kTileRows, last - row), piece, values, count);
+            take_rows(row, std::min<int64_t>(kTileRows, last - row), piece, values, low, high,
+                      ahead);
     }
 
-    // One tile of rows over a piece, of which `count` keys exist.
-    void take_rows(int64_t first, int64_t num_rows, int64_t piece, const float* const* values,
-                   int64_t count) {
+    // What is read after a piece.
+    Ahead after(int64_t kv, int64_t piece) const {
+        if (++kv == last_kv) kv = first_kv, piece += kPiece;
+        const bool is_last = piece >= item.first_position + item.num_rows;
+        return is_last ? Ahead() : cache.ask(kv, piece);
+    }
+
+    // One tile of rows over keys [first_key, last_key) of a piece.
+    void take_rows(int64_t first, int64_t num_rows, int64_t piece, const float* values,
+                   int64_t first_key, int64_t last_key, Ahead& ahead) {
         if (position(first + num_rows - 1) < piece) return;
         std::fill_n(scores, num_rows * kPiece, 0.0f);
         with_rows<kTileRows>(num_rows, [&](auto tile) {
-            multiply_rows<tile.value>(
-                queries + first * a.key_dim, a.key_dim, a.key_dim,
-                [&](int64_t d) { return turned + d * kPiece; }, scores, kPiece, kPiece);
+            multiply_rows<tile.value>(queries + first * a.key_dim, a.key_dim, a.key_dim, turned,
+                                      scores, kPiece, kPiece, [&] { ahead.ask(2); });
         });
         for (int64_t r = 0; r < num_rows; ++r) {
             const int64_t row = first + r, at = position(row);
@@ -160,9 +152,9 @@ private:
                 std::fill_n(scores + r * kPiece, kPiece, 0.0f);
         }
         with_rows<kTileRows>(num_rows, [&](auto tile) {
-            multiply_rows<tile.value>(
-                scores, kPiece, count, [&](int64_t j) { return values[j]; },
-                sums + first * a.value_dim, a.value_dim, a.value_dim);
+            multiply_rows<tile.value>(scores + first_key, kPiece, last_key - first_key,
+                                      values + first_key * a.value_dim, sums + first * a.value_dim,
+                                      a.value_dim, a.value_dim, [&] { ahead.ask(a.value_dim / kPiece); });
         });
     }
 
@@ -180,12 +172,14 @@ private:
     const int64_t first_kv, last_kv, group;
     const int64_t height;  // rows of one key head
     const int64_t rows;
-    const std::unique_ptr<float[]> memory;
-    float* const queries;  // [rows, D], scaled
-    float* const sums;     // [rows, Dv], of a span
-    float* const totals;   // [rows, Dv], of all spans
-    float* const turned;   // [D, kPiece]
-    float* const scores;   // [kTileRows, kPiece]
+    const CachedPieces cache;
+    const std::unique_ptr<Line[]> memory;
+    float* const turned;    // [D, kPiece]
+    float* const scores;    // [kTileRows, kPiece]
+    float* const gathered;  // keys and values of a piece that lies in several blocks
+    float* const queries;   // [rows, D], scaled
+    float* const sums;      // [rows, Dv], of a span
+    float* const totals;    // [rows, Dv], of all spans
     std::vector<Softmax> states, all;
 };
 

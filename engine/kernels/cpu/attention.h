@@ -13,8 +13,8 @@ constexpr int64_t kSpan = 512;
 
 struct Attention {
     const float* query;
-    const float* keys;
-    const float* values;
+    const float* keys;    // [blocks, kv_heads, page_size, key_dim]
+    const float* values;  // [blocks, kv_heads, page_size, value_dim]
     float* out;
     const int32_t* block_table;
     int64_t table_width, page_size;

@@ -49,7 +49,7 @@ AttentionWork slipstream::attention_work(int64_t requests, const int64_t* query_
     }
     const int64_t enough = threads == 1 ? 1 : 4 * threads;
     // Few long items would leave threads without work, or with the longest one alone.
-    if (int64_t(work.items.size()) * kv_heads < enough) cut_spans(work);
+    if (int64_t(work.items.size()) < enough) cut_spans(work);
     // What lies side by side in the cache is best read together.
     while (work.shares < kv_heads && int64_t(work.items.size()) * work.shares < enough)
         ++work.shares;

@@ -55,7 +55,7 @@ struct Layer {
     Linear gate_up;  // rows: gate, up
     Linear down;
     Norm after_mlp;
-    float* keys;         // [slots, kv_heads, head_dim]
+    float* keys;         // [blocks, kv_heads, page_size, head_dim]
     float* values;       // likewise
     int64_t activation;  // of the gate, see rows.h
     int64_t rotation;    // its number among the step's; -1: heads are not turned
@@ -258,7 +258,8 @@ private:
             const int64_t row = unit / all, head = unit % all;
             float* from = b.qkv + unit * width;
             const int64_t kv = (head - s.heads) % s.kv_heads;
-            const int64_t at = (s.slots[row] * s.kv_heads + kv) * width;
+            const int64_t block = s.slots[row] / s.page_size, offset = s.slots[row] % s.page_size;
+            const int64_t at = ((block * s.kv_heads + kv) * s.page_size + offset) * width;
             if (head >= s.heads + s.kv_heads) {
                 std::memcpy(layer.values + at, from, width * sizeof(float));
                 continue;

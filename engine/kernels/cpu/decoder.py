@@ -108,7 +108,7 @@ class CachedStep:
     """Where a step's tokens stand in a paged cache; T tokens of R requests.
 
     Attributes:
-        keys: [slots, Hkv, D] fp32 of each layer.
+        keys: [blocks, page_size, Hkv, D] fp32 of each layer; in memory heads come before positions.
         values: Likewise.
         slots: [T] int64, where each token's key and value go.
         block_table: [R, B] int32.

@@ -1,4 +1,4 @@
-// Products of a few rows with a matrix whose rows may lie anywhere, for attention.
+// Products of a few rows with a small matrix, for attention.
 #pragma once
 
 #include "tile.h"
@@ -9,17 +9,29 @@ namespace {
 // The sums that fit the registers beside what is multiplied.
 constexpr int kSums = kTileRows * kTileVectors;
 
-// sums[r] += x[r][k] * row_of(k) over k, for kVectors vectors of a row.
-template <int kRows, int kVectors, class RowOf>
+// Rounded once wherever the processor can, as in vectors: a compiler that makes vectors of the products
+// alone would round them by themselves.
+inline float multiply_add(float a, float b, float sum) {
+#ifdef __FP_FAST_FMAF
+    return __builtin_fmaf(a, b, sum);
+#else
+    return a * b + sum;
+#endif
+}
+
+// sums[r] += x[r][k] * rows[k] over k, for kVectors vectors of a row. `ask` is called at each k.
+template <int kRows, int kVectors, class Ask>
 inline __attribute__((always_inline)) void multiply(const float* x, int64_t ldx, int64_t depth,
-                                                    RowOf row_of, float* sums, int64_t stride) {
+                                                    const float* rows, int64_t width, float* sums,
+                                                    int64_t stride, Ask& ask) {
     Vector acc[kRows][kVectors];
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 8
         for (int v = 0; v < kVectors; ++v) acc[r][v] = load(sums + r * stride + v * kLanes);
     for (int64_t k = 0; k < depth; ++k) {
-        const float* row = row_of(k);
+        ask();
+        const float* row = rows + k * width;
         Vector w[kVectors];
 #pragma GCC unroll 8
         for (int v = 0; v < kVectors; ++v) w[v] = load(row + v * kLanes);
@@ -36,22 +48,26 @@ inline __attribute__((always_inline)) void multiply(const float* x, int64_t ldx,
         for (int v = 0; v < kVectors; ++v) store(sums + r * stride + v * kLanes, acc[r][v]);
 }
 
-// The same for rows of any width.
-template <int kRows, class RowOf>
-void multiply_rows(const float* x, int64_t ldx, int64_t depth, RowOf row_of, float* sums,
-                   int64_t stride, int64_t width) {
-    constexpr int kFit = kSums / kRows;
-    constexpr int kVectors = kFit >= 8 ? 8 : kFit >= 4 ? 4 : kFit >= 2 ? 2 : 1;
+// The same for rows of any width, as many vectors at a time as there are sums for.
+template <int kRows, class Ask>
+void multiply_rows(const float* x, int64_t ldx, int64_t depth, const float* rows, float* sums,
+                   int64_t stride, int64_t width, Ask ask) {
     int64_t c = 0;
-    auto from = [&](int64_t k) { return row_of(k) + c; };
-    for (; c + kVectors * kLanes <= width; c += kVectors * kLanes)
-        multiply<kRows, kVectors>(x, ldx, depth, from, sums + c, stride);
-    for (; c + kLanes <= width; c += kLanes)
-        multiply<kRows, 1>(x, ldx, depth, from, sums + c, stride);
+    auto take = [&](auto vectors) {
+        constexpr int kVectors = vectors.value;
+        if constexpr (kVectors == 1 || kRows * kVectors <= kSums)
+            for (; c + kVectors * kLanes <= width; c += kVectors * kLanes)
+                multiply<kRows, kVectors>(x, ldx, depth, rows + c, width, sums + c, stride, ask);
+    };
+    take(std::integral_constant<int, 8>());
+    take(std::integral_constant<int, 4>());
+    take(std::integral_constant<int, 2>());
+    take(std::integral_constant<int, 1>());
     for (int64_t r = 0; r < kRows; ++r)
         for (int64_t i = c; i < width; ++i) {
             float total = sums[r * stride + i];
-            for (int64_t k = 0; k < depth; ++k) total += x[r * ldx + k] * row_of(k)[i];
+            for (int64_t k = 0; k < depth; ++k)
+                total = multiply_add(x[r * ldx + k], rows[k * width + i], total);
             sums[r * stride + i] = total;
         }
 }

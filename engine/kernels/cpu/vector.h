@@ -6,6 +6,10 @@
 #include <cstdint>
 #include <cstring>
 
+#if VECTOR_FLOATS >= 8
+#include <immintrin.h>
+#endif
+
 namespace slipstream {
 
 constexpr int kLanes = VECTOR_FLOATS;
@@ -21,6 +25,16 @@ inline Vector splat(float value) { return Vector{} + value; }
 // Halves are added until four lanes are left: an order that depends on nothing but the width.
 typedef float Four __attribute__((vector_size(16)));
 typedef float Eight __attribute__((vector_size(32)));
+
+// low[0 .. 3], high[0 .. 3]
+inline Eight two_fours(const float* low, const float* high) {
+#if VECTOR_FLOATS >= 8
+    return Eight(_mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(low)),
+                                      _mm_loadu_ps(high), 1));
+#else
+    return Eight{low[0], low[1], low[2], low[3], high[0], high[1], high[2], high[3]};
+#endif
+}
 
 inline float sum(Four v) { return (v[0] + v[2]) + (v[1] + v[3]); }
 inline float sum(Eight v) {

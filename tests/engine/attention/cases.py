@@ -33,8 +33,8 @@ class Step:
     Attributes:
         inputs: The packed batch; only what attention reads is filled.
         query: [T, H, D].
-        keys: [num_slots, Hkv, D]; slots of no request hold values that would show.
-        values: [num_slots, Hkv, Dv].
+        keys: [num_blocks, page_size, Hkv, D]; what is no request's holds values that would show.
+        values: [num_blocks, page_size, Hkv, Dv].
         page_size: Positions in a block.
     """
 
@@ -48,6 +48,10 @@ class Step:
         """Run a backend: [T, H, Dv]."""
         backend.plan(self.inputs)
         return backend.attend(self.query, self.keys, self.values, options)
+
+    def heads_first(self) -> "Step":
+        """Return the same step with blocks in whose memory heads come before positions."""
+        return replace(self, keys=_heads_first(self.keys), values=_heads_first(self.values))
 
     def to(self, device: str, dtype: torch.dtype) -> "Step":
         """Return the same step elsewhere; block tables stay on the host."""
@@ -91,20 +95,25 @@ def make_step(
         table[row, :count] = torch.tensor(own, dtype=torch.int32)
         starts.append(starts[-1] + new)
         slots += [own[p // page_size] * page_size + p % page_size for p in range(past, past + new)]
-    num_slots = (sum(counts) + 2) * page_size
+    pages = (sum(counts) + 2, page_size, shape.num_kv_heads)
     none = torch.empty(0, dtype=torch.int64)
     return Step(
         BatchInputs(none, none, torch.tensor(slots), table, starts, lengths, none),
         torch.randn(starts[-1], shape.num_heads, shape.key_dim, generator=generator),
-        torch.randn(num_slots, shape.num_kv_heads, shape.key_dim, generator=generator),
-        torch.randn(num_slots, shape.num_kv_heads, shape.value_dim, generator=generator),
+        torch.randn(*pages, shape.key_dim, generator=generator),
+        torch.randn(*pages, shape.value_dim, generator=generator),
         page_size,
     )
 
 
+def _heads_first(blocks: torch.Tensor) -> torch.Tensor:
+    return blocks.transpose(1, 2).contiguous().transpose(1, 2)
+
+
 def naive_attention(step: Step, options: AttentionOptions) -> torch.Tensor:
     """Attend token by token, head by head, key by key, in double precision: [T, H, Dv]."""
-    num_heads, num_kv_heads = step.query.shape[1], step.keys.shape[1]
+    num_heads, num_kv_heads = step.query.shape[1], step.keys.shape[2]
+    keys, values = step.keys.flatten(0, 1).double(), step.values.flatten(0, 1).double()
     result = torch.empty(len(step.query), num_heads, step.values.shape[-1], dtype=torch.float64)
     starts = step.inputs.query_starts
     for row, length in enumerate(step.inputs.context_lengths):
@@ -122,11 +131,11 @@ def naive_attention(step: Step, options: AttentionOptions) -> torch.Tensor:
                 kv_head = head * num_kv_heads // num_heads
                 weights = _weights(
                     step.query[token, head].double(),
-                    step.keys[seen, kv_head].double(),
+                    keys[seen, kv_head],
                     head,
                     options,
                 )
-                result[token, head] = weights @ step.values[seen, kv_head].double()
+                result[token, head] = weights @ values[seen, kv_head]
     return result
 
 

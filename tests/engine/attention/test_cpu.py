@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,13 +13,21 @@ from engine.attention.cpu import CpuBackend
 from engine.attention.interface import AttentionOptions
 from engine.kernels.cpu.build import build, instruction_set
 from engine.kernels.cpu.library import open_library
-from tests.engine.attention.cases import Shape, Step, make_step, naive_attention
+from tests.engine.attention.cases import Shape, Step, naive_attention
+from tests.engine.attention.cases import make_step as make_any_step
 from tests.engine.attention.test_torch_reference import OPTIONS, RAGGED, SCALING, SHAPES
 from tests.engine.kernels.instruction_sets import runnable
 
 # More than one piece of 32 keys, and widths that fill vectors and that do not.
 LONG = [(0, 70), (63, 1), (64, 9), (31, 2), (90, 40)]
 WIDE = {"wide": Shape(key_dim=64, value_dim=64), "odd": Shape(key_dim=20, value_dim=36)}
+
+
+def make_step(
+    requests: list[tuple[int, int]], shape: Shape, page_size: int, *, scattered: bool, seed: int = 0
+) -> Step:
+    """Return a random step over blocks that lie as the kernel reads them."""
+    return make_any_step(requests, shape, page_size, scattered=scattered, seed=seed).heads_first()
 
 
 @pytest.fixture(params=runnable(), ids=lambda target: target.name, scope="module")
@@ -53,7 +62,7 @@ def test_every_shape(library, name, shape):
 @settings(max_examples=60, deadline=None)
 @given(
     requests=st.lists(st.tuples(st.integers(0, 80), st.integers(1, 40)), min_size=1, max_size=5),
-    page_size=st.sampled_from([4, 5, 8, 64]),
+    page_size=st.sampled_from([4, 5, 8, 32, 64]),
     window=st.none() | st.integers(1, 70),
     softcap=st.none() | st.just(2.0),
     seed=st.integers(0, 1000),
@@ -94,6 +103,53 @@ def check_parts(whole: Step, options: AttentionOptions, library, lengths: Sequen
             inputs=replace(whole.inputs, query_starts=[0, length]),
         )
         assert torch.equal(part.attend(CpuBackend(size, library), options), expected[-length:])
+
+
+@pytest.mark.parametrize("page_size", [5, 16, 32, 96])
+@pytest.mark.parametrize("window", [None, 9, 40])
+def test_what_no_request_holds_is_never_used(library, page_size, window):
+    """Nor what a request has written where no query looks any more."""
+    options = AttentionOptions(SCALING, sliding_window=window)
+    step = make_step(LONG, Shape(), page_size, scattered=True)
+    expected = step.attend(CpuBackend(page_size, library), options)
+    seen = set()
+    for row, length in enumerate(step.inputs.context_lengths):
+        start, stop = step.inputs.query_starts[row : row + 2]
+        first = 0 if window is None else max(0, length - (stop - start) - window + 1)
+        table = step.inputs.block_table[row].tolist()
+        seen |= {(table[p // page_size], p % page_size) for p in range(first, length)}
+    for block, offset in set(np.ndindex(*step.keys.shape[:2])) - seen:
+        step.keys[block, offset] = float("nan")
+        step.values[block, offset] = float("nan")
+    assert torch.equal(step.attend(CpuBackend(page_size, library), options), expected)
+
+
+@pytest.mark.parametrize("window", [None, 40])
+def test_the_numbers_do_not_depend_on_the_size_of_pages(library, window):
+    """Bit for bit: pieces that are copied together are read like those that lie in one block."""
+    options = AttentionOptions(SCALING, sliding_window=window)
+    whole = make_step([(0, 192)], Shape(), 192, scattered=False)
+    outputs = []
+    for page_size in (5, 16, 32, 96):
+        pages = -(-192 // page_size)
+        table = torch.arange(pages, dtype=torch.int32)[None]
+        parts = [
+            torch.zeros(pages * page_size, *cached.shape[2:])
+            for cached in (whole.keys, whole.values)
+        ]
+        for part, cached in zip(parts, (whole.keys, whole.values), strict=True):
+            part[:192] = cached[1]
+        keys, values = (part.view(pages, page_size, *part.shape[1:]) for part in parts)
+        step = replace(
+            whole,
+            inputs=replace(whole.inputs, block_table=table),
+            keys=keys,
+            values=values,
+            page_size=page_size,
+        )
+        outputs.append(step.heads_first().attend(CpuBackend(page_size, library), options))
+    for output in outputs[1:]:
+        assert torch.equal(output, outputs[0])
 
 
 def test_numbers_that_are_not_finite_stay_in_their_row(library):

@@ -100,9 +100,9 @@ def test_what_no_request_holds_is_never_read():
         for p in range(length)
     }
     expected = step.attend(TorchReferenceBackend(4), OPTIONS["full"])
-    for slot in set(range(len(step.keys))) - held:
-        step.keys[slot] = float("nan")
-        step.values[slot] = float("nan")
+    for slot in set(range(step.keys.shape[0] * 4)) - held:
+        step.keys[slot // 4, slot % 4] = float("nan")
+        step.values[slot // 4, slot % 4] = float("nan")
     assert torch.equal(step.attend(TorchReferenceBackend(4), OPTIONS["full"]), expected)
 
 

@@ -109,16 +109,18 @@ def test_what_will_be_swapped_in_is_not_copied_from_a_sibling(holders):
     holders.append(request)
 
 
-def test_copies_reach_the_host_and_come_back_in_order():
+@pytest.mark.parametrize("heads_first", [False, True])
+def test_copies_reach_the_host_and_come_back_in_order(heads_first):
     layers = [LayerGeometry(4, 2, 3, 3, None), LayerGeometry(4, 1, 5, 2, 8)]
-    cache = PagedCache(layers, 3, PAGE, dtype=torch.float32, device=torch.device("cpu"))
+    cpu = torch.device("cpu")
+    cache = PagedCache(layers, 3, PAGE, dtype=torch.float32, device=cpu, heads_first=heads_first)
     cache.add_host_blocks(2)
     for tensor in (*cache.keys, *cache.values):
-        tensor.copy_(torch.arange(12.0).view(12, 1, 1).expand_as(tensor))
+        tensor.copy_(torch.arange(12.0).view(3, PAGE, 1, 1).expand_as(tensor))
     out, back = BlockCopy(1, 4, PAGE), BlockCopy(4, 0, PAGE)
     cache.copy_blocks([out, BlockCopy(2, 1, PAGE), back])
     for tensor in (*cache.keys, *cache.values):
-        assert tensor[:, 0, 0].tolist() == [4, 5, 6, 7, 8, 9, 10, 11, 8, 9, 10, 11]
+        assert tensor[:, :, 0, 0].flatten().tolist() == [4, 5, 6, 7, 8, 9, 10, 11, 8, 9, 10, 11]
 
 
 def test_a_buffer_of_no_blocks_takes_no_memory():

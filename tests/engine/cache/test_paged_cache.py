@@ -1,5 +1,6 @@
 """Slots of keys and values: what is written where, and what a copy takes along."""
 
+import pytest
 import torch
 
 from engine.batch import BlockCopy
@@ -10,48 +11,56 @@ PAGE = 4
 LAYERS = [LayerGeometry(4, 2, 3, 3, None), LayerGeometry(4, 1, 5, 2, 8)]
 
 
-def make_cache():
-    cache = PagedCache(LAYERS, 4, PAGE, dtype=torch.float32, device=torch.device("cpu"))
+@pytest.fixture(params=[False, True], ids=["heads last", "heads first"])
+def cache(request):
+    cache = PagedCache(
+        LAYERS,
+        4,
+        PAGE,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        heads_first=request.param,
+    )
     for tensor in (*cache.keys, *cache.values):
-        tensor.copy_(torch.arange(16.0).view(16, 1, 1).expand_as(tensor))
+        tensor.copy_(torch.arange(16.0).view(4, PAGE, 1, 1).expand_as(tensor))
     return cache
 
 
-def test_each_layer_has_slots_of_its_own_shape():
-    cache = make_cache()
-    assert [tuple(keys.shape) for keys in cache.keys] == [(16, 2, 3), (16, 1, 5)]
-    assert [tuple(values.shape) for values in cache.values] == [(16, 2, 3), (16, 1, 2)]
+def rows(tensor):
+    """By slot."""
+    return tensor.flatten(0, 1)
 
 
-def test_writing_touches_the_given_slots_of_one_layer_only():
-    cache = make_cache()
+def test_each_layer_has_slots_of_its_own_shape(cache):
+    assert [tuple(keys.shape) for keys in cache.keys] == [(4, PAGE, 2, 3), (4, PAGE, 1, 5)]
+    assert [tuple(values.shape) for values in cache.values] == [(4, PAGE, 2, 3), (4, PAGE, 1, 2)]
+
+
+def test_writing_touches_the_given_slots_of_one_layer_only(cache):
     before = [tensor.clone() for tensor in (*cache.keys, *cache.values)]
     keys, values = torch.full((2, 2, 3), -1.0), torch.full((2, 2, 3), -2.0)
-    cache.write(0, torch.tensor([7, 2]), keys, values)
-    assert (cache.keys[0][[2, 7]] == -1).all()
-    assert (cache.values[0][[2, 7]] == -2).all()
+    cache.write(0, cache.locate(torch.tensor([7, 2])), keys, values)
+    assert (rows(cache.keys[0])[[2, 7]] == -1).all()
+    assert (rows(cache.values[0])[[2, 7]] == -2).all()
     others = [slot for slot in range(16) if slot not in (2, 7)]
-    assert torch.equal(cache.keys[0][others], before[0][others])
+    assert torch.equal(rows(cache.keys[0])[others], rows(before[0])[others])
     assert torch.equal(cache.keys[1], before[1])
     assert torch.equal(cache.values[1], before[3])
 
 
-def test_writing_converts_to_the_dtype_of_the_cache():
-    cache = make_cache()
+def test_writing_converts_to_the_dtype_of_the_cache(cache):
     half = torch.full((1, 2, 3), 0.5, dtype=torch.float16)
-    cache.write(0, torch.tensor([0]), half, half)
-    assert (cache.keys[0][0] == 0.5).all()
+    cache.write(0, cache.locate(torch.tensor([0])), half, half)
+    assert (cache.keys[0][0, 0] == 0.5).all()
 
 
-def test_a_copy_takes_the_leading_slots_of_every_layer():
-    cache = make_cache()
+def test_a_copy_takes_the_leading_slots_of_every_layer(cache):
     cache.copy_blocks([BlockCopy(source=1, destination=3, num_slots=2)])
     for tensor in (*cache.keys, *cache.values):
-        assert tensor[:, 0, 0].tolist() == [*range(12), 4, 5, 14, 15]
+        assert rows(tensor)[:, 0, 0].tolist() == [*range(12), 4, 5, 14, 15]
 
 
-def test_copies_run_in_order():
+def test_copies_run_in_order(cache):
     """A source may be reused as the destination of a later copy of the same step."""
-    cache = make_cache()
     cache.copy_blocks([BlockCopy(0, 1, PAGE), BlockCopy(2, 0, PAGE)])
-    assert cache.keys[0][:8, 0, 0].tolist() == [8, 9, 10, 11, 0, 1, 2, 3]
+    assert rows(cache.keys[0])[:8, 0, 0].tolist() == [8, 9, 10, 11, 0, 1, 2, 3]

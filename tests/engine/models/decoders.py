@@ -117,7 +117,14 @@ def make_inputs(spans, tables):
 
 def make_attention(model, backend_type=CpuBackend):
     geometry = probe_geometry(model)
-    cache = PagedCache(geometry.layers, 64, PAGE, dtype=torch.float32, device=torch.device("cpu"))
+    cache = PagedCache(
+        geometry.layers,
+        64,
+        PAGE,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        heads_first=backend_type is CpuBackend,
+    )
     library = load_library()
     assert library is not None
     backend = CpuBackend(PAGE, library) if backend_type is CpuBackend else backend_type(PAGE)

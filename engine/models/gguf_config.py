@@ -7,6 +7,7 @@ read almost right would answer almost right.
 import re
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PretrainedConfig
 
 from engine.errors import UnsupportedModelError
@@ -61,9 +62,10 @@ def model_config(file: GGUFFile) -> PretrainedConfig:
         return AutoConfig.for_model(architecture, **_values(file, architecture))
     except KeyError as error:
         raise UnsupportedModelError(f"{file.path.name} does not say {error}") from error
-    except (ArithmeticError, TypeError, ValueError, LookupError) as error:
+    except (ArithmeticError, TypeError, ValueError, LookupError, StrictDataclassError) as error:
+        reason = " ".join(str(error).split())
         raise UnsupportedModelError(
-            f"{file.path.name} describes a model that cannot be: {error}"
+            f"{file.path.name} describes a model that cannot be: {reason}"
         ) from error
 
 

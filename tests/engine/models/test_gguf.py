@@ -212,6 +212,10 @@ class TestRefusals:
                 "describes a model that cannot be",
             ),
             (
+                lambda f: f.metadata.update({"llama.attention.head_count": 2**23}),
+                "describes a model that cannot be: .*The hidden size",
+            ),
+            (
                 lambda f: f.metadata.update({"llama.attention.key_length": 0}),
                 "describes a model that cannot be",
             ),

@@ -75,6 +75,7 @@ def _values(file: GGUFFile, architecture: str) -> dict[str, Any]:
         for name, value in file.metadata.items()
         if name.startswith(f"{architecture}.")
     }
+    _check_sizes(own, file)
     tokens = {
         f"{role}_token_id": file.metadata.get(f"tokenizer.ggml.{name}_token_id")
         for role, name in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))
@@ -101,6 +102,31 @@ def _values(file: GGUFFile, architecture: str) -> dict[str, Any]:
         "vocab_size": file.tensors["token_embd.weight"].shape[0],
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
     }
+
+
+def _check_sizes(own: dict[str, Any], file: GGUFFile) -> None:
+    """Refuse sizes that the tensors do not have: a model of the claimed ones would be built first.
+
+    Raises:
+        KeyError, ValueError: One is missing, or is another.
+    """
+    num_heads = own["attention.head_count"]
+    names = map(TENSOR_NAME.fullmatch, file.tensors)
+    layers = {int(found[1]) for found in names if found and found[1]}
+    shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
+    queries, hidden_size = shapes["blk.0.attn_q.weight"]
+    for name, claimed, found in (
+        ("block_count", own["block_count"], len(layers)),
+        ("embedding_length", own["embedding_length"], hidden_size),
+        ("feed_forward_length", own["feed_forward_length"], shapes["blk.0.ffn_up.weight"][0]),
+        (
+            "head_count times key_length",
+            num_heads * own.get("attention.key_length", own["embedding_length"] // num_heads),
+            queries,
+        ),
+    ):
+        if claimed != found:
+            raise ValueError(f"{name} is {claimed}, and the tensors say {found}")
 
 
 def parameter_name(name: str) -> str:

@@ -213,8 +213,11 @@ class TestRefusals:
             ),
             (
                 lambda f: f.metadata.update({"llama.attention.head_count": 2**23}),
-                "describes a model that cannot be: .*The hidden size",
+                "head_count times key_length is 134217728, and the tensors say 64",
             ),
+            (lambda f: f.metadata.update({"llama.block_count": 2**22}), "block_count is 4194304"),
+            (lambda f: f.metadata.update({"llama.embedding_length": 32}), "the tensors say 64"),
+            (lambda f: f.metadata.update({"llama.feed_forward_length": 2**31}), "tensors say 96"),
             (
                 lambda f: f.metadata.update({"llama.attention.key_length": 0}),
                 "describes a model that cannot be",
@@ -232,7 +235,7 @@ class TestRefusals:
                 lambda f: f.tensors.update(
                     {"blk.7.ffn_up.weight": f.tensors["output_norm.weight"]}
                 ),
-                "holds blk.7.ffn_up.weight, unexpectedly",
+                "block_count is 2, and the tensors say 3",
             ),
             (
                 lambda f: f.tensors.update(

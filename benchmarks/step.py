@@ -33,7 +33,7 @@ from engine.attention.cpu import CpuBackend
 from engine.attention.paged_attention import PagedAttention
 from engine.batch import BatchInputs
 from engine.cache.paged_cache import PagedCache
-from engine.kernels.cpu.decoder import Decoder, DecoderLayer
+from engine.kernels.cpu.decoder import Decoder, DecoderLayer, GatedMLP
 from engine.kernels.cpu.library import kernels
 from engine.kernels.cpu.rows import gate_mul
 from engine.models.fused_decoder import FusedDecoder
@@ -117,9 +117,11 @@ class Products:
 
         with self._model.causal_lm.in_use(self._attention):
             products_and_gates = time_of(run, count)
+        mlps = [layer.mlp for layer in self._layers if isinstance(layer.mlp, GatedMLP)]
+        if not mlps:
+            return products_and_gates
         # Those of all layers as rows of one call.
-        gated = torch.zeros(len(self._layers), 2 * self._layers[0].down.depth)
-        activation = self._layers[0].activation
+        gated, activation = torch.zeros(len(mlps), 2 * mlps[0].down.depth), mlps[0].activation
         return products_and_gates - time_of(lambda: gate_mul(kernels(), gated, activation), count)
 
 

@@ -10,8 +10,10 @@ from typing import Generic, NamedTuple, TypeVar
 from torch import nn
 
 from engine.cache.sizing import LayerGeometry
-from engine.kernels.cpu.decoder import DecoderLayer
+from engine.kernels.cpu.decoder import DecoderLayer, GatedMLP
+from engine.kernels.cpu.mixture import Mixture
 from engine.models.fused_layers import FusedAttention, FusedMLP, FusedNorm
+from engine.models.fused_mixture import FusedMixture
 from engine.models.replacement import Replacement
 
 T = TypeVar("T")
@@ -37,7 +39,8 @@ NORM_NAMES: tuple[ByPlace[str | None], ...] = (
         "post_feedforward_layernorm",
     ),
 )
-ATTENTION_NAME, MLP_NAME = "self_attn", "mlp"
+ATTENTION_NAME = "self_attn"
+MLP_NAMES = ("mlp", "block_sparse_moe")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +51,14 @@ class FusedLayer:
         norms: None where there is none.
         attention: Attention.
         head_norms: Of queries and keys.
-        mlp: MLP.
+        mlp: The MLP, or several of them.
         factor: On what attention and MLP add.
     """
 
     norms: ByPlace[FusedNorm | None]
     attention: FusedAttention
     head_norms: tuple[FusedNorm | None, FusedNorm | None]
-    mlp: FusedMLP
+    mlp: FusedMLP | FusedMixture
     factor: float
 
     @property
@@ -89,9 +92,7 @@ class FusedLayer:
             out=self.attention.products[1].view,
             after_attention=norms.after_attention,
             before_mlp=norms.before_mlp,
-            gate_up=self.mlp.products[0].view,
-            activation=self.mlp.activation,
-            down=self.mlp.products[1].view,
+            mlp=self._describe_mlp(),
             after_mlp=norms.after_mlp,
             factor=self.factor,
             rotation=rotation,
@@ -99,6 +100,12 @@ class FusedLayer:
             scaling=shape.options.scaling,
             softcap=shape.options.softcap or 0.0,
         )
+
+    def _describe_mlp(self) -> GatedMLP | Mixture:
+        if isinstance(self.mlp, FusedMixture):
+            return self.mlp.mixture
+        gate_up, down = self.mlp.products
+        return GatedMLP(gate_up.view, self.mlp.activation, down.view)
 
 
 def find_layer(layer: nn.Module, known: dict[int, Replacement]) -> FusedLayer | None:
@@ -113,13 +120,17 @@ def find_layer(layer: nn.Module, known: dict[int, Replacement]) -> FusedLayer | 
         for name, module in layer._modules.items()
         if module is not None and not isinstance(module, nn.Dropout)
     }
-    attention, mlp = (known.get(id(modules.get(name))) for name in (ATTENTION_NAME, MLP_NAME))
-    if not isinstance(attention, FusedAttention) or not isinstance(mlp, FusedMLP):
+    attention = known.get(id(modules.pop(ATTENTION_NAME, None)))
+    mlp = next((known.get(id(modules.pop(name))) for name in MLP_NAMES if name in modules), None)
+    if not isinstance(attention, FusedAttention) or not isinstance(mlp, FusedMLP | FusedMixture):
         return None
-    if attention.shape.options.sinks is not None or not (attention.is_joined and mlp.is_joined):
+    if not attention.is_joined or (isinstance(mlp, FusedMLP) and not mlp.is_joined):
         return None
-    names = set(modules) - {ATTENTION_NAME, MLP_NAME}
-    places = next((places for places in NORM_NAMES if set(filter(None, places)) == names), None)
+    if attention.shape.options.sinks is not None:
+        return None
+    places = next(
+        (places for places in NORM_NAMES if set(filter(None, places)) == set(modules)), None
+    )
     if places is None:
         return None
     wanted = [*(modules[name] if name else None for name in places), *attention.norms]

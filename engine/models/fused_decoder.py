@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from engine.attention.cpu import CpuBackend
 from engine.attention.interface import STEP_ATTRIBUTE, StepAttention
@@ -74,7 +74,7 @@ class FusedDecoder(Replacement):
 
         def forward(
             input_ids: torch.Tensor, position_ids: torch.Tensor, **options: Any
-        ) -> BaseModelOutputWithPast:
+        ) -> MoeModelOutputWithPast:
             step = self.cached_step()
             if step is None:
                 return self.layer_by_layer(input_ids, position_ids, **options)
@@ -84,7 +84,8 @@ class FusedDecoder(Replacement):
             tables = [rotary(hidden, position_ids, *kind) for kind in kinds]
             rotations = [(cosines[0], sines[0]) for cosines, sines in tables]
             decoder.run(hidden[0], rotations, step)
-            return BaseModelOutputWithPast(last_hidden_state=norm(hidden))
+            # With a field that models of experts read; whatever else it has is None.
+            return MoeModelOutputWithPast(last_hidden_state=norm(hidden))
 
         return forward
 
@@ -118,12 +119,12 @@ class FusedDecoder(Replacement):
 
     def layer_by_layer(
         self, input_ids: torch.Tensor, position_ids: torch.Tensor, **options: Any
-    ) -> BaseModelOutputWithPast:
+    ) -> MoeModelOutputWithPast:
         """Compute with the parts in place of their modules, and none in place of the whole."""
         whole = self.module.__dict__.pop("forward", None)
         try:
             with in_place(self.parts):
-                output: BaseModelOutputWithPast = self.module(
+                output: MoeModelOutputWithPast = self.module(
                     input_ids=input_ids, position_ids=position_ids, **options
                 )
                 return output

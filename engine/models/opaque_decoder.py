@@ -9,7 +9,7 @@ import weakref
 from typing import Any
 
 import torch
-from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from engine.kernels.operators import define_operator
 from engine.models.fused_decoder import FusedDecoder
@@ -43,9 +43,9 @@ class OpaqueDecoder(Replacement):
 
         def forward(
             input_ids: torch.Tensor, position_ids: torch.Tensor, **_: Any
-        ) -> BaseModelOutputWithPast:
+        ) -> MoeModelOutputWithPast:
             hidden: Any = _run_decoder(input_ids, position_ids, cache, number, width)
-            return BaseModelOutputWithPast(last_hidden_state=hidden)
+            return MoeModelOutputWithPast(last_hidden_state=hidden)
 
         return forward
 

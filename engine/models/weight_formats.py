@@ -18,6 +18,12 @@ from engine.models.quantization import (
     is_exact,
     quantize,
 )
+from engine.models.quantized_experts import (
+    QuantizedStack,
+    fits_panels,
+    is_experts,
+    pack_experts,
+)
 from engine.models.quantized_modules import QuantizedEmbedding, QuantizedLinear
 from engine.models.replacement import is_plain_module
 
@@ -31,6 +37,8 @@ FORMATS = {
 }
 WEIGHTS = ("auto", "fp32", *FORMATS)
 ACTIVATIONS = ("fp32", "int8")
+# Modules that multiply activations.
+MULTIPLIED = (QuantizedLinear, QuantizedStack)
 
 
 def check_weights(weights: str) -> None:
@@ -114,7 +122,7 @@ def _check_formats(model: PreTrainedModel, weights: str, activations: str) -> No
     asked = {format_for(kind, activations) for kind in FORMATS[weights]}
     if weights == "bf16":
         asked.add(Format.AMX_BF16)
-    others = {m.format for m in model.modules() if isinstance(m, QuantizedLinear)} - asked
+    others = {m.format for m in model.modules() if isinstance(m, MULTIPLIED)} - asked
     if others:
         raise UnsupportedConfigError(
             f"weights={weights!r} with activations={activations!r} cannot be had: the weights of "
@@ -126,7 +134,7 @@ def _check_formats(model: PreTrainedModel, weights: str, activations: str) -> No
 def has_int8_activations(model: nn.Module) -> bool:
     """Return whether a layer rounds what it is given to 8 bits."""
     return any(
-        isinstance(module, QuantizedLinear) and module.format in WITH_INT8_ACTIVATIONS.values()
+        isinstance(module, MULTIPLIED) and module.format in WITH_INT8_ACTIVATIONS.values()
         for module in model.modules()
     )
 
@@ -173,11 +181,19 @@ def _linears(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
             yield name, module
 
 
+def _experts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    for name, module in model.named_modules():
+        if is_experts(module) and fits_panels(module):
+            yield name, module
+
+
 def _are_exact(model: PreTrainedModel, linears: dict[str, nn.Linear]) -> bool:
     """Return whether bfloat16 holds every number that would be packed."""
     embedding: nn.Module = model.get_input_embeddings()
     plain = [embedding] if _is_plain_embedding(embedding) else []
-    return all(is_exact(module.get_parameter("weight")) for module in (*linears.values(), *plain))
+    matrices = [module.get_parameter("weight") for module in (*linears.values(), *plain)]
+    matrices += [p for _, experts in _experts(model) for p in experts.parameters(recurse=False)]
+    return all(map(is_exact, matrices))
 
 
 def _pack(
@@ -215,6 +231,12 @@ def _pack(
         kind = outer if linear is head else inner
         replace_module(model, name, QuantizedLinear(pack(name, linear, kind), linear.bias))
         del linear
+    for name in [name for name, _ in _experts(model)]:
+        try:
+            experts = pack_experts(library, model.get_submodule(name), inner)
+        except ValueError as error:
+            raise UnsupportedModelError(f"{name} cannot be stored as {weights}: {error}") from error
+        replace_module(model, name, experts)
 
 
 def _is_plain_embedding(module: nn.Module) -> bool:

@@ -10,17 +10,12 @@
 
 #include <memory>
 #include <vector>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 
-#include "amx.h"
+#include "any_linear.h"
 #include "attention.h"
-#include "integer.h"
-#include "linear.h"
+#include "mixture.h"
 #include "rows.h"
 #include "team.h"
-#include "tile.h"
 
 using namespace slipstream;
 
@@ -54,6 +49,7 @@ struct Layer {
     Norm before_mlp;
     Linear gate_up;  // rows: gate, up
     Linear down;
+    const Mixture* mixture;  // instead of these two, or null
     Norm after_mlp;
     float* keys;         // [blocks, kv_heads, page_size, head_dim]
     float* values;       // likewise
@@ -74,7 +70,7 @@ struct Step {
     const int64_t* context_lengths;
     float* workspace;  // as many floats as decoder_workspace returns
     int64_t num_layers, rows, hidden, heads, kv_heads, head_dim;
-    int64_t intermediate;  // of the widest layer
+    int64_t intermediate;  // of the widest MLP
     int64_t requests, table_width, page_size, threads;
 };
 
@@ -90,18 +86,20 @@ struct Buffers {
     float* activated;  // [rows, intermediate]
     float* branch;     // [rows, hidden], what is added to x where something is done to it before
     float* normed;     // [threads, rows of a tile, hidden]
+    float* routed;     // [rows, hidden], what goes into a mixture
+    float* mixture;    // its workspace
 };
 
 int64_t widest_input(const Step& s) {
     return std::max({s.hidden, s.heads * s.head_dim, s.intermediate});
 }
 
-constexpr int64_t kMaxTileRows = std::max<int64_t>(kTileRows, 16);
-
-// Floats that packed rows take, whatever the format.
-int64_t packed_size(int64_t rows, int64_t depth) {
-    const int64_t bytes = std::max(amx_packed_bytes(rows, depth), integer_packed_bytes(rows, depth));
-    return std::max(rows * depth, (bytes + 3) / 4);
+// Of all layers that are mixtures; without experts if none is.
+MixtureSizes mixture_sizes(const Step& s) {
+    MixtureSizes sizes{s.rows, s.threads};
+    for (int64_t i = 0; i < s.num_layers; ++i)
+        if (s.layers[i].mixture) sizes.include(*s.layers[i].mixture);
+    return sizes;
 }
 
 int64_t lay_out(const Step& s, float* base, Buffers& b) {
@@ -112,8 +110,8 @@ int64_t lay_out(const Step& s, float* base, Buffers& b) {
         at += (count + 15) / 16 * 16;
         return from;
     };
-    b.packed = take(packed_size(s.rows, widest_input(s)));
-    b.own = take(s.threads * packed_size(1, widest_input(s)));
+    b.packed = take(packed_floats(s.rows, widest_input(s)));
+    b.own = take(s.threads * packed_floats(1, widest_input(s)));
     b.spare = take(s.rows * kPanel);
     b.qkv = take(s.rows * (s.heads + 2 * s.kv_heads) * s.head_dim);
     b.queries = take(s.rows * query_width);
@@ -122,14 +120,20 @@ int64_t lay_out(const Step& s, float* base, Buffers& b) {
     b.activated = take(s.rows * s.intermediate);
     b.branch = take(s.rows * s.hidden);
     b.normed = take(s.threads * kMaxTileRows * s.hidden);
+    const MixtureSizes sizes = mixture_sizes(s);
+    MixtureBuffers parts;
+    if (sizes.experts) {
+        b.routed = take(s.rows * s.hidden);
+        b.mixture = take(slipstream::lay_out(sizes, nullptr, parts));
+    }
     return at - base;
 }
 
 class Run {
 public:
     Run(const Step& step, const Buffers& buffers, const AttentionWork& work, float* partials,
-        Member member)
-        : s(step), b(buffers), work(work), partials(partials), me(member) {}
+        MixtureRun& mixtures, const Member& member)
+        : s(step), b(buffers), work(work), partials(partials), mixtures(mixtures), me(member) {}
 
     void layer(const Layer& layer, std::atomic<int64_t>& next_item) {
         linear(layer.qkv, pack_normed(layer.qkv, layer.before_attention), b.qkv, false);
@@ -137,6 +141,7 @@ public:
         place_heads(layer);
         attend(layer, next_item);
         add_to_x(layer.out, b.attended, layer.after_attention, layer.factor);
+        if (layer.mixture) return mix(layer);
         linear(layer.gate_up, pack_normed(layer.gate_up, layer.before_mlp), b.gate_up, false);
         activate(layer);
         add_to_x(layer.down, b.activated, layer.after_mlp, layer.factor);
@@ -145,17 +150,8 @@ public:
 private:
     // y (+)= x W^T + b for rows that are packed; everybody's part is done when it returns.
     void linear(const Linear& linear, const float* packed, float* y, bool adds) {
-        const int64_t count = (linear.columns + kPanel - 1) / kPanel;
-        const Rows rows{packed, y, s.rows, adds};
-        const int64_t first = me.begin(count), last = me.end(count);
-        if (is_amx(linear.format))
-            run_amx_panels(linear, rows, first, last);
-        else if (is_integer(linear.format))
-            run_integer_panels(linear, rows, first, last);
-        else if (linear.format == kFloat32)
-            run_float_panels(linear, rows, first, last, b.spare);
-        else
-            run_quantized_panels(linear, rows, first, last, b.spare);
+        const int64_t count = panels_of(linear);
+        run_any_panels(linear, {packed, y, s.rows, adds}, me.begin(count), me.end(count), b.spare);
         me.barrier.wait();
     }
 
@@ -164,6 +160,22 @@ private:
         const float* packed = pack(to, y);
         if (!norm.weight && factor == 1.0) return linear(to, packed, s.x, true);
         linear(to, packed, b.branch, false);
+        add_branch(norm, factor);
+    }
+
+    void mix(const Layer& layer) {
+        const Norm& norm = layer.before_mlp;
+        if (norm.weight) {
+            for (int64_t row = me.begin(s.rows); row < me.end(s.rows); ++row)
+                norm_with(norm, s.x + row * s.hidden, b.routed + row * s.hidden);
+            me.barrier.wait();
+        }
+        mixtures.mix(*layer.mixture, norm.weight ? b.routed : s.x, b.branch, me);
+        add_branch(layer.after_mlp, layer.factor);
+    }
+
+    // x += factor * norm(branch)
+    void add_branch(const Norm& norm, double factor) {
         for (int64_t row = me.begin(s.rows); row < me.end(s.rows); ++row) {
             float* branch = b.branch + row * s.hidden;
             if (norm.weight) norm_with(norm, branch, branch);
@@ -181,7 +193,7 @@ private:
     const float* pack(const Linear& to, const float* x) {
         if (s.rows == 1) return pack_one(to, x);
         for_own_tiles(to, [&](int64_t first, int64_t height) {
-            pack_tile(to, x + first * to.depth, first, height);
+            pack_tile(to, x + first * to.depth, b.packed, first, height, s.rows);
         });
         return b.packed;
     }
@@ -197,35 +209,23 @@ private:
         for_own_tiles(to, [&](int64_t first, int64_t height) {
             for (int64_t r = 0; r < height; ++r)
                 norm_with(norm, s.x + (first + r) * s.hidden, normed + r * s.hidden);
-            pack_tile(to, normed, first, height);
+            pack_tile(to, normed, b.packed, first, height, s.rows);
         });
         return b.packed;
     }
 
+    // Floats are read as they stand.
     const float* pack_one(const Linear& to, const float* x) {
-        float* packed = b.own + me.index * packed_size(1, widest_input(s));
-        if (is_amx(to.format))
-            amx_pack_tile(x, to.depth, packed, 0, 1, 1, to.depth);
-        else if (is_integer(to.format))
-            integer_pack_rows(x, to.depth, packed, 0, 1, to.depth);
-        else
-            return x;
+        if (!is_amx(to.format) && !is_integer(to.format)) return x;
+        float* packed = b.own + me.index * packed_floats(1, widest_input(s));
+        pack_tile(to, x, packed, 0, 1, 1);
         return packed;
-    }
-
-    void pack_tile(const Linear& to, const float* x, int64_t first, int64_t height) {
-        if (is_amx(to.format))
-            amx_pack_tile(x, to.depth, b.packed, first, height, s.rows, to.depth);
-        else if (is_integer(to.format))
-            integer_pack_rows(x, to.depth, b.packed, first, height, to.depth);
-        else
-            pack_rows(x, to.depth, b.packed + first * to.depth, height, to.depth);
     }
 
     // Call `action(first row, rows)` for each of this thread's tiles; then all are packed.
     template <class Action>
     void for_own_tiles(const Linear& to, Action action) {
-        const int64_t full = is_amx(to.format) ? amx_tile_rows(s.rows) : kTileRows;
+        const int64_t full = tile_rows(to, s.rows);
         const int64_t count = (s.rows + full - 1) / full;
         for (int64_t t = me.begin(count); t < me.end(count); ++t)
             action(t * full, std::min(full, s.rows - t * full));
@@ -306,7 +306,8 @@ private:
     const Buffers& b;
     const AttentionWork& work;
     float* const partials;  // [partial rows, heads, head_dim + 2]
-    Member me;
+    MixtureRun& mixtures;
+    const Member& me;
 };
 
 }  // namespace
@@ -321,7 +322,7 @@ int64_t decoder_workspace(const Step* step) {
 
 void run_decoder(const Step* step) {
     const Step& s = *step;
-    Buffers buffers;
+    Buffers buffers{};
     lay_out(s, s.workspace, buffers);
     const AttentionWork work =
         attention_work(s.requests, s.query_starts, s.context_lengths, s.kv_heads, s.threads);
@@ -330,21 +331,10 @@ void run_decoder(const Step* step) {
         new float[work.partial_rows * s.heads * (s.head_dim + 2)]);
     std::vector<std::atomic<int64_t>> next_items(s.num_layers);
     for (auto& next : next_items) next.store(0, std::memory_order_relaxed);
-#ifdef _OPENMP
-    // How many come is known only inside: a barrier for more would never open.
-    Barrier* barrier = nullptr;
-#pragma omp parallel num_threads(s.threads)
-    {
-#pragma omp single
-        barrier = new Barrier(omp_get_num_threads());
-        Run run(s, buffers, work, partials.get(), {omp_get_thread_num(), omp_get_num_threads(), *barrier});
+    MixtureRun mixtures(mixture_sizes(s), buffers.mixture);
+    with_team(s.threads, [&](const Member& me) {
+        Run run(s, buffers, work, partials.get(), mixtures, me);
         for (int64_t i = 0; i < s.num_layers; ++i) run.layer(s.layers[i], next_items[i]);
-    }
-    delete barrier;
-#else
-    Barrier barrier(1);
-    Run run(s, buffers, work, partials.get(), {0, 1, barrier});
-    for (int64_t i = 0; i < s.num_layers; ++i) run.layer(s.layers[i], next_items[i]);
-#endif
+    });
 }
 }

@@ -12,19 +12,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.kernels.cpu.linear import LinearView
+from engine.kernels.cpu.linear import LinearStructure, LinearView
+from engine.kernels.cpu.mixture import Mixture
 from engine.kernels.cpu.rows import Activation
 
 # Cosines and sines [T, W] fp32 of each token's position; the first W of a head are turned.
 Rotation = tuple[torch.Tensor, torch.Tensor]
 
 _P, _I, _D = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
-
-
-class _Linear(ctypes.Structure):
-    _fields_ = (
-        ("format", _I), ("panels", _P), ("bias", _P), ("columns", _I), ("depth", _I),
-    )  # fmt: skip
 
 
 class _Norm(ctypes.Structure):
@@ -37,9 +32,10 @@ class _Rotation(ctypes.Structure):
 
 class _Layer(ctypes.Structure):
     _fields_ = (
-        ("before_attention", _Norm), ("qkv", _Linear), ("query_norm", _Norm), ("key_norm", _Norm),
-        ("out", _Linear), ("after_attention", _Norm), ("before_mlp", _Norm), ("gate_up", _Linear),
-        ("down", _Linear), ("after_mlp", _Norm), ("keys", _P), ("values", _P), ("activation", _I),
+        ("before_attention", _Norm), ("qkv", LinearStructure), ("query_norm", _Norm),
+        ("key_norm", _Norm), ("out", LinearStructure), ("after_attention", _Norm),
+        ("before_mlp", _Norm), ("gate_up", LinearStructure), ("down", LinearStructure),
+        ("mixture", _P), ("after_mlp", _Norm), ("keys", _P), ("values", _P), ("activation", _I),
         ("rotation", _I), ("window", _I), ("scaling", _D), ("softcap", _D), ("factor", _D),
     )  # fmt: skip
 
@@ -63,6 +59,21 @@ class Norm:
 
 
 @dataclass(frozen=True, slots=True)
+class GatedMLP:
+    """down(activation(gate) * up).
+
+    Attributes:
+        gate_up: The gate and what it multiplies.
+        activation: Of the gate.
+        down: After these.
+    """
+
+    gate_up: LinearView
+    activation: Activation
+    down: LinearView
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderLayer:
     """What a layer consists of; a norm that is None is not there.
 
@@ -74,9 +85,7 @@ class DecoderLayer:
         out: After attention.
         after_attention: Norm of what attention adds.
         before_mlp: Norm of what goes into the MLP.
-        gate_up: The gate and what it multiplies.
-        activation: Of the gate.
-        down: After these.
+        mlp: The MLP, or several of them.
         after_mlp: Norm of what the MLP adds.
         factor: On what attention and MLP add.
         rotation: Which of a step's rotary tables turns the heads; None turns none.
@@ -92,9 +101,7 @@ class DecoderLayer:
     out: LinearView
     after_attention: Norm | None
     before_mlp: Norm | None
-    gate_up: LinearView
-    activation: Activation
-    down: LinearView
+    mlp: GatedMLP | Mixture
     after_mlp: Norm | None
     factor: float
     rotation: int | None
@@ -155,7 +162,10 @@ class Decoder:
             "heads": num_heads,
             "kv_heads": num_kv_heads,
             "head_dim": first.qkv.columns // (num_heads + 2 * num_kv_heads),
-            "intermediate": max(layer.down.depth for layer in layers),
+            "intermediate": max(
+                (layer.mlp.down.depth for layer in layers if isinstance(layer.mlp, GatedMLP)),
+                default=0,
+            ),
         }
 
     def run(self, x: torch.Tensor, rotations: Sequence[Rotation], step: CachedStep) -> None:
@@ -203,32 +213,31 @@ class Decoder:
 
 
 def _describe(layer: DecoderLayer) -> _Layer:
-    return _Layer(
+    described = _Layer(
         before_attention=_describe_norm(layer.before_attention),
-        qkv=_describe_linear(layer.qkv),
+        qkv=layer.qkv.structure(),
         query_norm=_describe_norm(layer.query_norm),
         key_norm=_describe_norm(layer.key_norm),
-        out=_describe_linear(layer.out),
+        out=layer.out.structure(),
         after_attention=_describe_norm(layer.after_attention),
         before_mlp=_describe_norm(layer.before_mlp),
-        gate_up=_describe_linear(layer.gate_up),
-        down=_describe_linear(layer.down),
         after_mlp=_describe_norm(layer.after_mlp),
-        activation=layer.activation,
         rotation=-1 if layer.rotation is None else layer.rotation,
         window=layer.window,
         scaling=layer.scaling,
         softcap=layer.softcap,
         factor=layer.factor,
     )
+    if isinstance(layer.mlp, Mixture):
+        described.mixture = layer.mlp.address
+    else:
+        described.gate_up = layer.mlp.gate_up.structure()
+        described.activation = layer.mlp.activation
+        described.down = layer.mlp.down.structure()
+    return described
 
 
 def _describe_norm(norm: Norm | None) -> _Norm:
     if norm is None:
         return _Norm(None, 0, 0.0)
     return _Norm(norm.weight.data_ptr(), norm.weight.numel(), norm.epsilon)
-
-
-def _describe_linear(linear: LinearView) -> _Linear:
-    bias = None if linear.bias is None else linear.bias.data_ptr()
-    return _Linear(linear.format, linear.panels.data_ptr(), bias, linear.columns, linear.depth)

@@ -31,6 +31,8 @@ _ARGUMENTS: dict[str, list[type]] = {
     "gate_mul": [_INTEGER, _POINTER, _POINTER, _INTEGER, _INTEGER, _INTEGER],
     "rotate": [*[_POINTER] * 5],
     "paged_attention": [*[_POINTER] * 9, _FLOAT, _FLOAT],
+    "mixture_workspace": [_POINTER, _INTEGER, _INTEGER],
+    "mix": [_POINTER, _POINTER, _POINTER, _INTEGER, _POINTER, _INTEGER],
     "decoder_workspace": [_POINTER],
     "run_decoder": [_POINTER],
 }  # fmt: skip
@@ -40,6 +42,7 @@ _RESULTS: dict[str, type] = {
     "use_dot_products": _INTEGER,
     "quantized_panel_bytes": _INTEGER,
     "quantized_workspace": _INTEGER,
+    "mixture_workspace": _INTEGER,
     "decoder_workspace": _INTEGER,
 }
 

@@ -16,6 +16,15 @@ PANEL = 32
 FLOAT32 = -1  # the format's number in linear.h
 
 
+class LinearStructure(ctypes.Structure):
+    """A packed linear layer as linear.h has it: eight bytes a field."""
+
+    _fields_ = (
+        ("format", ctypes.c_int64), ("panels", ctypes.c_void_p), ("bias", ctypes.c_void_p),
+        ("columns", ctypes.c_int64), ("depth", ctypes.c_int64),
+    )  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class LinearView:
     """A packed linear layer as other kernels see it.
@@ -33,6 +42,11 @@ class LinearView:
     bias: torch.Tensor | None
     columns: int
     depth: int
+
+    def structure(self) -> LinearStructure:
+        """Return what the kernels read; it points into the tensors."""
+        bias = None if self.bias is None else self.bias.data_ptr()
+        return LinearStructure(self.format, self.panels.data_ptr(), bias, self.columns, self.depth)
 
 
 class PackedLinear:

@@ -5,14 +5,18 @@
 #include <atomic>
 #include <cstdint>
 #include <thread>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#include "linear.h"
 
 namespace slipstream {
-namespace {
 
 // A barrier that is passed in about a microsecond while all threads run. One whose partner has lost
 // its core gives its own away instead of spinning on: on a crowded machine that is the difference
 // between a step and a hundred.
-class Barrier {
+class SLIPSTREAM_LOCAL Barrier {
 public:
     explicit Barrier(int64_t size) : size_(size) {}
 
@@ -49,7 +53,7 @@ private:
 };
 
 // One thread of a team.
-struct Member {
+struct SLIPSTREAM_LOCAL Member {
     int64_t index, size;
     Barrier& barrier;
 
@@ -57,5 +61,23 @@ struct Member {
     int64_t end(int64_t count) const { return count * (index + 1) / size; }
 };
 
-}  // namespace
+// Call `action(member)` on each of a team's threads, at most `threads` of them.
+template <class Action>
+void with_team(int64_t threads, Action action) {
+#ifdef _OPENMP
+    // How many come is known only inside: a barrier for more would never open.
+    Barrier* barrier = nullptr;
+#pragma omp parallel num_threads(threads)
+    {
+#pragma omp single
+        barrier = new Barrier(omp_get_num_threads());
+        action(Member{omp_get_thread_num(), omp_get_num_threads(), *barrier});
+    }
+    delete barrier;
+#else
+    Barrier barrier(1);
+    action(Member{0, 1, barrier});
+#endif
+}
+
 }  // namespace slipstream

@@ -27,6 +27,7 @@ SLIDING: dict[str, Any] = {"sliding_window": 5, "layer_types": PATTERN}
 # Two tables that differ at every position but the first.
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 TWO_TABLES = {"full_attention": {**ROPE, "rope_theta": 500.0}, "sliding_attention": ROPE}
+EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 2}
 GRANITE: dict[str, Any] = {"residual_multiplier": 0.22, "embedding_multiplier": 12.0}
 
 Configs = dict[str, Callable[[], hf.PretrainedConfig]]
@@ -50,14 +51,35 @@ JOINED: Configs = {
     "exaone4": lambda: hf.Exaone4Config(**SIZES, **SLIDING),
     "granite": lambda: hf.GraniteConfig(**NO_HEAD_DIM, **GRANITE, attention_multiplier=0.5),
     "smollm3": lambda: hf.SmolLM3Config(**NO_HEAD_DIM, no_rope_layers=[1, 0, 1]),
+    "mixtral": lambda: hf.MixtralConfig(**SIZES, num_local_experts=4),
+    "qwen2_moe": lambda: hf.Qwen2MoeConfig(
+        **NO_HEAD_DIM, **EXPERTS, moe_intermediate_size=24, shared_expert_intermediate_size=56
+    ),
+    "qwen3_moe": lambda: hf.Qwen3MoeConfig(
+        **SIZES, **EXPERTS, moe_intermediate_size=24, norm_topk_prob=True
+    ),
+    "qwen3_moe_partly_dense": lambda: hf.Qwen3MoeConfig(
+        **SIZES, **EXPERTS, moe_intermediate_size=24, mlp_only_layers=[1]
+    ),
+    "olmoe": lambda: hf.OlmoeConfig(**NO_HEAD_DIM, **EXPERTS),
+    "granite_moe": lambda: hf.GraniteMoeConfig(
+        **NO_HEAD_DIM, **GRANITE, num_local_experts=4, num_experts_per_tok=2
+    ),
+    "flex_olmo": lambda: hf.FlexOlmoConfig(**NO_HEAD_DIM, **EXPERTS),
 }
 LEFT_ALONE: Configs = {
     "cohere": lambda: hf.CohereConfig(**NO_HEAD_DIM),
     "gelu_by_the_error_function": lambda: hf.LlamaConfig(**SIZES, hidden_act="gelu"),
     "glm4": lambda: hf.Glm4Config(**SIZES),
     "phi": lambda: hf.PhiConfig(**NO_HEAD_DIM),
-    "qwen3_moe": lambda: hf.Qwen3MoeConfig(
-        **SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24
+    "glm4_moe": lambda: hf.Glm4MoeConfig(
+        **SIZES, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=24
+    ),
+    "granite_moe_shared": lambda: hf.GraniteMoeSharedConfig(
+        **NO_HEAD_DIM, num_local_experts=4, num_experts_per_tok=2, shared_intermediate_size=32
+    ),
+    "gpt_oss": lambda: hf.GptOssConfig(
+        **SIZES, num_local_experts=4, num_experts_per_tok=2, rope_parameters=ROPE
     ),
     "stablelm": lambda: hf.StableLmConfig(**NO_HEAD_DIM),
 }

@@ -26,7 +26,15 @@ from tests.engine.models.decoders import (
 )
 
 # Between them they have every part that a layer may have.
-SEVERAL = ("qwen3", "gemma2", "gemma3", "phi3_partly_turned", "olmo2", "granite", "smollm3")
+SEVERAL = (
+    "qwen3", "gemma2", "gemma3", "phi3_partly_turned", "olmo2", "granite", "smollm3", "mixtral",
+    "qwen2_moe", "qwen3_moe_partly_dense",
+)  # fmt: skip
+# Sizes with which layers can be joined when they are packed.
+EVEN = {
+    "hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 64,
+}  # fmt: skip
 
 
 def run_layers(model, attention, inputs):
@@ -78,7 +86,7 @@ def test_every_build_of_the_kernels_gives_the_same(monkeypatch, target, family):
 
 
 def make_packed(family, weights, **options):
-    hf_model = make_hf_model(JOINED[family](), hidden_size=64, intermediate_size=96, head_dim=16)
+    hf_model = make_hf_model(JOINED[family](), **EVEN)
     store_weights(hf_model, weights, use_kernels=True, **options)
     return CausalLM(hf_model)
 

@@ -18,14 +18,18 @@ from transformers import (
     Phi3Config,
     PhiConfig,
     PreTrainedConfig,
+    Qwen2MoeConfig,
     Qwen3Config,
+    Qwen3MoeConfig,
     SmolLM3Config,
     StableLmConfig,
 )
 
 from engine.models import fused_layers
 from engine.models.causal_lm import CausalLM
+from engine.models.fused_mixture import FusedMixture
 from engine.models.probe import probe_geometry, self_check
+from engine.models.quantized_experts import is_experts
 
 SIZES: dict[str, Any] = {
     "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -88,7 +92,7 @@ def test_a_replacement_that_computes_something_else_is_left_out(monkeypatch, nam
     assert self_check(model, probe_geometry(model)) < 1e-5
 
 
-MOE = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+MOE: dict[str, Any] = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 # With whether their projections have names that are known.
 PARTLY_TURNED: list[tuple[type[PreTrainedConfig], dict[str, Any], bool]] = [
     (NemotronConfig, {}, True),
@@ -133,6 +137,45 @@ def test_an_attention_that_limits_its_values_is_not_fused(limit):
     """Usual values stay below the limit, so that only large ones tell."""
     assert kinds(CausalLM(make(OlmoConfig(**SIZES, clip_qkv=limit))))[1] == 0
     assert kinds(CausalLM(make(OlmoConfig(**SIZES))))[1] == 2
+
+
+EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+
+
+def num_mixtures(model: CausalLM) -> int:
+    return sum(isinstance(part, FusedMixture) for part in model.replacements)
+
+
+@pytest.mark.parametrize("normalises", [False, True])
+def test_a_block_of_experts_is_one_replacement(normalises):
+    """Its shared expert is a gated MLP like any other, and is not packed a second time."""
+    shared: dict[str, Any] = {"shared_expert_intermediate_size": 48}
+    config = Qwen2MoeConfig(**SIZES, **EXPERTS, **shared, norm_topk_prob=normalises)
+    model = CausalLM(make(config))
+    assert num_mixtures(model) == 2
+    assert kinds(model) == (5, 2, 0, 1)
+    assert self_check(model, probe_geometry(model)) < 1e-5
+
+
+def test_a_router_that_chooses_otherwise_is_left_alone():
+    """By sigmoids and a bias that has no part in what the chosen count."""
+    model = make(Glm4MoeConfig(**SIZES, **MOE))
+    model.model.layers[1].mlp.gate.e_score_correction_bias.normal_()
+    taken = CausalLM(model)
+    assert num_mixtures(taken) == 0
+    assert self_check(taken, probe_geometry(taken)) < 1e-5
+
+
+def test_experts_too_large_to_pack_are_left_alone_and_the_rest_is_not(monkeypatch, caplog):
+    many = {"num_experts": 64, "head_dim": 8}
+    model = make(Qwen3MoeConfig(**SIZES, **EXPERTS | many))
+    experts = [m for m in model.modules() if is_experts(m)]
+    num_bytes = sum(p.numel() * 4 for m in experts for p in m.parameters())
+    monkeypatch.setattr("engine.models.fusion.available_host_bytes", lambda: 4 * num_bytes)
+    taken = CausalLM(model)
+    assert num_mixtures(taken) == 0
+    assert kinds(taken) == (9, 2, 0, 1)
+    assert "experts" in caplog.text
 
 
 def test_a_model_is_left_whole_by_the_search():

@@ -16,6 +16,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
+from engine.errors import UnsupportedModelError
 from engine.kernels.cpu.quantized_linear import GROUP, Format
 from engine.models.gguf_file import GGUFTensor
 from engine.models.quantization import StoredWeight, quantize
@@ -24,8 +25,16 @@ UNPACKED = (Kind.F32, Kind.F16)
 
 
 def numbers(tensor: GGUFTensor) -> torch.Tensor:
-    """Return what a tensor means, in its shape, float32."""
-    values = gguf.dequantize(_typed(tensor), tensor.kind)
+    """Return what a tensor means, in its shape, float32.
+
+    Raises:
+        UnsupportedModelError: Nobody reads its kind of blocks.
+    """
+    try:
+        values = gguf.dequantize(_typed(tensor), tensor.kind)
+    except NotImplementedError as error:
+        kind = tensor.kind.name
+        raise UnsupportedModelError(f"a tensor is stored as {kind}, which is not read") from error
     return torch.from_numpy(np.array(values, dtype=np.float32).reshape(tensor.shape))
 
 

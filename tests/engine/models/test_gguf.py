@@ -1,5 +1,6 @@
 """GGUF files: their blocks are kept as they are, and the model answers what its numbers say."""
 
+import dataclasses
 import struct
 from typing import Any
 
@@ -20,6 +21,7 @@ from engine.kernels.cpu.quantized_linear import Format
 from engine.models import gguf_model
 from engine.models.gguf_config import parameter_name
 from engine.models.gguf_file import GGUFFile
+from engine.models.gguf_model import load_gguf_model
 from engine.models.quantization import WITH_INT8_ACTIVATIONS
 from engine.models.quantized_modules import QuantizedLinear, QuantizedModule
 from tests.gguf_writer import write_gguf
@@ -254,6 +256,21 @@ class TestRefusals:
         monkeypatch.setattr(gguf_model, "GGUFFile", read)
         with pytest.raises(UnsupportedModelError, match=reason):
             engine.load(path)
+
+    @pytest.mark.parametrize("kind", [Kind.Q8_1, Kind.I8, Kind.Q8_K])
+    @pytest.mark.parametrize("keep_packed", [True, False])
+    def test_blocks_that_nobody_reads_are_refused_by_their_name(
+        self, path, monkeypatch, kind, keep_packed
+    ):
+        def read(path):
+            file = GGUFFile(path)
+            norm = file.tensors["output_norm.weight"]
+            file.tensors["output_norm.weight"] = dataclasses.replace(norm, kind=kind)
+            return file
+
+        monkeypatch.setattr(gguf_model, "GGUFFile", read)
+        with pytest.raises(UnsupportedModelError, match=f"stored as {kind.name}, which is not"):
+            load_gguf_model(path, keep_packed=keep_packed)
 
     @pytest.mark.parametrize(
         "name",

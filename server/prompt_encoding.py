@@ -5,6 +5,7 @@ and never on the event loop. Text of a client that spells a control token is enc
 chats: nobody can forge a role. Threads only read the tokenizer.
 """
 
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -33,6 +34,9 @@ TEMPLATE_ERRORS = (
     TypeError,
     ValueError,
 )
+
+# Marks the end of a message that goes on; nobody outside can write it.
+_GOES_ON = f"[{secrets.token_hex(16)}]"
 
 Result = TypeVar("Result")
 
@@ -201,16 +205,40 @@ class PromptEncoder:
         opens_answer = body.add_generation_prompt
         if opens_answer is None:
             opens_answer = not body.continue_final_message
+        said = self._control.mark(messages)
+        if body.continue_final_message:
+            said[-1] = _left_open(said[-1])
         text = self._tokenizer.apply_chat_template(
-            self._control.mark(messages),
+            said,
             add_generation_prompt=opens_answer,
-            continue_final_message=body.continue_final_message,
             tokenize=False,
             tools=self._control.mark(tools),
             **self._control.mark(_template_variables(body)),
         )
+        if body.continue_final_message:
+            text = _cut_where_it_goes_on(text)
         text = self._control.gather(text)
         return RenderedChat(self._control.unmark(text), self._control.encode(text))
+
+
+def _left_open(message: Message) -> Message:
+    """Mark where a message goes on.
+
+    transformers has an option for this. It cuts the blanks at the end, and before an empty text,
+    where the template trims texts; a client that ends with a blank wants an answer after it.
+    """
+    content = message.get("content")
+    if content is None:
+        raise ValueError("the last message has no content that could go on")
+    return {**message, "content": content + _GOES_ON}
+
+
+def _cut_where_it_goes_on(text: str) -> str:
+    """Return a rendered text up to the mark."""
+    before, mark, _ = text.rpartition(_GOES_ON)
+    if not mark:
+        raise ValueError("the template leaves out the message that is to go on")
+    return before
 
 
 def _template_variables(body: ChatCompletionRequest) -> dict[str, Any]:

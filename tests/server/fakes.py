@@ -39,7 +39,7 @@ CHAT_TEMPLATE = (
     "[{{ call.function.name }}"
     "{% for key, value in call.function.arguments.items() %} {{ key }}={{ value }}{% endfor %}]"
     "{% endfor %}"
-    "{% if not (continue_final_message and loop.last) %}<|im_end|>\n{% endif %}"
+    "<|im_end|>\n"
     "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )

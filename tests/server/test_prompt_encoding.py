@@ -96,11 +96,29 @@ async def test_a_message_without_content_is_empty_text():
     assert "assistant\n<|im_end|>" in text
 
 
-@pytest.mark.parametrize("prefix", ["Sure, ", "Sure", " Sure  "])
-async def test_the_last_message_is_continued_with_its_blanks(prefix):
+CONTINUED = {
+    "plain": CHAT_TEMPLATE,
+    "trimming": CHAT_TEMPLATE.replace("message.content }}", "message.content | trim }}"),
+}
+
+
+@pytest.mark.parametrize("template", CONTINUED)
+@pytest.mark.parametrize(
+    "prefix", ["Sure, ", "Sure", " Sure  ", "a\n\n", "", " ", "a <", "<|im_end|> "]
+)
+async def test_the_last_message_is_continued_with_its_blanks(prefix, template):
     message = {"role": "assistant", "content": prefix}
-    text = await text_of(user("hi"), message, continue_final_message=True)
-    assert text.endswith("<|im_start|>assistant\n" + prefix)
+    made_by = CONTINUED[template]
+    text = await text_of(user("hi"), message, template=made_by, continue_final_message=True)
+    begun = prefix.lstrip() if template == "trimming" else prefix
+    assert text.endswith("<|im_end|>\n<|im_start|>assistant\n" + begun)
+
+
+async def test_a_message_that_the_template_leaves_out_cannot_be_continued():
+    message = {"role": "assistant", "content": "Sure"}
+    error = await refusal(message, template="nothing", continue_final_message=True)
+    assert error.code == "chat_template_error"
+    assert "leaves out" in str(error)
 
 
 async def test_continuing_nothing_is_a_400():

@@ -4,6 +4,7 @@ Needs `lm-eval[api]`, which is too large to be installed for one test.
 """
 
 import json
+import logging
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from server.default_model import WEIGHTS
 lm_eval = pytest.importorskip("lm_eval", reason="lm-eval[api] is not installed")
 lm_eval_tasks = pytest.importorskip("lm_eval.tasks")
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("default")]
+
+logger = logging.getLogger(__name__)
 
 NUM_QUESTIONS = 24
 TASKS = {
@@ -128,7 +131,10 @@ def test_scores_over_the_wire_are_the_models_own(subject, own_results, task_fold
     )
     assert served == own
     assert answers["wire_text"] == own_answers["wire_text"]
+    furthest = 0.0
     for ours, theirs in zip(answers["wire_choice"], own_answers["wire_choice"], strict=True):
         for (mine,), (other,) in zip(ours, theirs, strict=True):
             assert float(mine[0]) == pytest.approx(float(other[0]), abs=1e-3)
+            furthest = max(furthest, abs(float(mine[0]) - float(other[0])))
             assert mine[1] == other[1]
+    logger.info("%s: %s, log-likelihoods at most %.1g apart", subject.name, served, furthest)

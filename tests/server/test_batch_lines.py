@@ -146,18 +146,19 @@ def test_a_line_that_is_lost_with_the_engine_fails_and_the_rest_wait_for_another
     with serving(tmp_path, server=stays, num_at_once=1) as live:
         live.manager.paused.set()
         hangs = EngineStatistics(num_live=1, num_steps=7)
+        batch = begin(live, [line(f"r{n}") for n in range(3)])
+        live.manager.wait_until(lambda: len(live.manager.added) == 1)
         with monkeypatch.context() as patch:
             patch.setattr(live.manager, "statistics", lambda: hangs)
-            batch = begin(live, [line(f"r{n}") for n in range(3)])
             live.manager.wait_until(lambda: live.state.failure == "hung")
             url = f"/v1/batches/{batch['id']}"
             live.manager.wait_until(
                 lambda: live.http.get(url).json()["request_counts"]["failed"] == 1
             )
             assert live.http.get(url).json()["status"] == "in_progress"
-        assert len(live.manager.added) == 1, "nothing is asked of an engine that hangs"
+            assert len(live.manager.added) == 1, "nothing is asked of an engine that hangs"
+        # Its engine goes on.
         live.manager.paused.clear()
-        live.state.recover()
         done = wait_for(live, batch["id"], "completed")
         assert done["request_counts"] == {"total": 3, "completed": 2, "failed": 1}
         [lost] = content(live, done["error_file_id"]).values()

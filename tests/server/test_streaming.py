@@ -233,6 +233,7 @@ def test_events_made_from_one_another_have_the_keys_of_events_that_are_rendered(
         varying = rb'"(id|created|content|text)":("[^"]*"|\d+)'
         return {re.sub(varying, rb'"\1":', event) for event in events}
 
-    quick = shapes()
+    # On a busy machine all text may come at once, and leave out an event that others follow.
+    quick = set().union(*(shapes() for _ in range(10)))
     monkeypatch.setattr(AnswerOptions, "text_alone", False)
-    assert quick == shapes()
+    assert quick == set().union(*(shapes() for _ in range(10)))

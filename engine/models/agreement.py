@@ -3,7 +3,7 @@
 Runs when a model is taken over.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -14,6 +14,8 @@ from engine.models.tolerance import tolerance_of
 CHECK_TOKENS = 5
 # Inputs of the size that is usual after a norm, and so large that whatever limits values shows.
 CHECK_MAGNITUDES = (1.0, 100.0)
+# Of a norm also what is so small that another epsilon shows.
+NORM_MAGNITUDES = (1e-3, *CHECK_MAGNITUDES)
 
 
 class _Outcome:
@@ -40,11 +42,14 @@ def runs(compute: Callable[[], torch.Tensor]) -> bool:
 
 
 def agrees(
-    candidate: Replacement, num_inputs: int, compute: Callable[[torch.Tensor], torch.Tensor]
+    candidate: Replacement,
+    num_inputs: int,
+    compute: Callable[[torch.Tensor], torch.Tensor],
+    magnitudes: Sequence[float] = CHECK_MAGNITUDES,
 ) -> bool:
     """Return whether a computation on [T, num_inputs] is the same with the replacement."""
     sample = random_rows(CHECK_TOKENS, num_inputs)
-    return all(_agrees_on(candidate, sample * magnitude, compute) for magnitude in CHECK_MAGNITUDES)
+    return all(_agrees_on(candidate, sample * magnitude, compute) for magnitude in magnitudes)
 
 
 def _agrees_on(

@@ -41,6 +41,7 @@ class FusedDecoder(Replacement):
         parts: The replacements that it stands for, which compute where it cannot.
         layers: The layers, in their order.
         places: Their `layer_idx`.
+        width: Of a row of its output.
         library: The kernels.
     """
 
@@ -52,6 +53,7 @@ class FusedDecoder(Replacement):
         super().__init__(module, [source for part in self.parts for source in part.sources])
         self.library = library
         self.layers = layers
+        self.width = norm.width
         self._norm = norm
         self._embedding_factor = float(getattr(module, "embedding_multiplier", 1.0))
         kinds = _table_kinds(module, layers)

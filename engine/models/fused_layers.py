@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 from engine.attention.interface import STEP_ATTRIBUTE, AttentionOptions
-from engine.kernels.cpu.decoder import Norm
-from engine.kernels.cpu.rows import Activation, gate_mul, rms_norm, rotate
+from engine.kernels.cpu.rows import Activation, Norm, gate_mul, norm_rows, rotate
 from engine.models.joined_linears import AnyLinear, Product, can_join, join
 from engine.models.replacement import Forward, Replacement
 
@@ -36,37 +35,46 @@ class SingleLinear(Replacement):
         return lambda x: linear(x)
 
 
-class FusedNorm(Replacement):
-    """A root-mean-square norm in one call.
+@dataclass(frozen=True, slots=True)
+class NormKind:
+    """How a norm computes.
 
     Attributes:
+        epsilon: Added to the mean square.
+        centres: Whether a row's mean is taken away first.
+        gain: Added to the weight; some norms store it less 1.
+    """
+
+    epsilon: float
+    centres: bool
+    gain: float
+
+
+class FusedNorm(Replacement):
+    """A norm in one call.
+
+    Attributes:
+        width: Of its rows.
         norm: What was built.
     """
 
     norm: Norm
 
-    def __init__(
-        self, module: nn.Module, library: ctypes.CDLL, epsilon: float, gain: float
-    ) -> None:
-        """Replace a norm.
-
-        Args:
-            module: Has a `weight` [W].
-            library: The kernels.
-            epsilon: Added to the mean square.
-            gain: Added to the weight; Gemma's norms store it less 1.
-        """
+    def __init__(self, module: nn.Module, library: ctypes.CDLL, width: int, kind: NormKind) -> None:
+        """Replace a norm of rows of a width; without a `weight` it has one of ones."""
         super().__init__(module, [module])
         self._library = library
-        self._epsilon = epsilon
-        self._gain = gain
+        self.width = width
+        self._kind = kind
 
     def build(self) -> Forward:
         """See `Replacement.build`."""
-        weight = self.module.get_parameter("weight").detach() + self._gain
-        library, epsilon = self._library, self._epsilon
-        self.norm = Norm(weight, epsilon)
-        return lambda x: rms_norm(library, x, weight, epsilon)
+        library, kind = self._library, self._kind
+        weight, bias = (self.module._parameters.get(name) for name in ("weight", "bias"))
+        weights = torch.ones(self.width) if weight is None else weight.detach() + kind.gain
+        biases = None if bias is None else bias.detach()
+        norm = self.norm = Norm(weights, kind.epsilon, biases, kind.centres)
+        return lambda x: norm_rows(library, x, norm)
 
 
 class FusedMLP(Replacement):

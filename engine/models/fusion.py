@@ -18,12 +18,20 @@ from torch import nn
 from engine.attention.interface import AttentionOptions, StepAttention
 from engine.cache.sizing import available_host_bytes
 from engine.kernels.cpu.library import load_library
-from engine.models.agreement import CHECK_TOKENS, agrees, no_error, random_rows, runs
+from engine.models.agreement import (
+    CHECK_TOKENS,
+    NORM_MAGNITUDES,
+    agrees,
+    no_error,
+    random_rows,
+    runs,
+)
 from engine.models.fused_layers import (
     AttentionShape,
     FusedAttention,
     FusedMLP,
     FusedNorm,
+    NormKind,
     SingleLinear,
 )
 from engine.models.fused_mixture import FusedMixture, find_parts, watch_router
@@ -101,16 +109,18 @@ def _num_bytes(modules: Sequence[nn.Module]) -> int:
 
 
 def _fuse_norm(module: nn.Module, library: ctypes.CDLL) -> Replacement | None:
-    """Replace a root-mean-square norm over its last dimension."""
-    epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    """Replace a norm over its last dimension, centred or not, with or without a weight."""
     weight = module._parameters.get("weight")
-    if not isinstance(epsilon, float) or weight is None or weight.dim() != 1:
+    # One of a fixed shape and epsilon has no parameter that would tell.
+    shape = getattr(module, "normalized_shape", ()) if weight is None else tuple(weight.shape)
+    epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", 1e-5))
+    if not isinstance(epsilon, float) or len(shape) != 1 or not is_plain_module(module):
         return None
-    if len(module._parameters) != 1 or not is_plain_module(module):
+    if not set(module._parameters) <= {"weight", "bias"} or module._modules:
         return None
-    for gain in (0.0, 1.0):
-        candidate = FusedNorm(module, library, epsilon, gain)
-        if agrees(candidate, weight.shape[0], module):
+    for centres, gain in ((False, 0.0), (False, 1.0), (True, 0.0), (True, 1.0)):
+        candidate = FusedNorm(module, library, shape[0], NormKind(epsilon, centres, gain))
+        if agrees(candidate, shape[0], module, NORM_MAGNITUDES):
             return candidate
     return None
 

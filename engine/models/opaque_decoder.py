@@ -39,7 +39,7 @@ class OpaqueDecoder(Replacement):
     def build(self) -> Forward:
         """See `Replacement.build`."""
         cache, number = self._cache, self._number
-        width = self.module.get_parameter("norm.weight").shape[0]
+        width = self._decoder.width
 
         def forward(
             input_ids: torch.Tensor, position_ids: torch.Tensor, **_: Any

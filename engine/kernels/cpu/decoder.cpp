@@ -26,13 +26,6 @@ constexpr int64_t kGateChunk = 256;
 
 // What follows is filled in from Python: eight bytes a field.
 
-// A root-mean-square norm.
-struct Norm {
-    const float* weight;  // [width], or null: nothing is normed
-    int64_t width;
-    double epsilon;
-};
-
 // Rotary positions of the step's tokens.
 struct Rotation {
     const float* cosines;  // [rows, width]
@@ -167,7 +160,7 @@ private:
         const Norm& norm = layer.before_mlp;
         if (norm.weight) {
             for (int64_t row = me.begin(s.rows); row < me.end(s.rows); ++row)
-                norm_with(norm, s.x + row * s.hidden, b.routed + row * s.hidden);
+                norm.apply(s.x + row * s.hidden, b.routed + row * s.hidden);
             me.barrier.wait();
         }
         mixtures.mix(*layer.mixture, norm.weight ? b.routed : s.x, b.branch, me);
@@ -178,14 +171,10 @@ private:
     void add_branch(const Norm& norm, double factor) {
         for (int64_t row = me.begin(s.rows); row < me.end(s.rows); ++row) {
             float* branch = b.branch + row * s.hidden;
-            if (norm.weight) norm_with(norm, branch, branch);
+            if (norm.weight) norm.apply(branch, branch);
             add_row(s.x + row * s.hidden, branch, float(factor), s.hidden);
         }
         me.barrier.wait();
-    }
-
-    static void norm_with(const Norm& norm, const float* x, float* y) {
-        norm_row(x, norm.weight, y, norm.width, float(norm.epsilon));
     }
 
     // Rows as the layer's tiles read them. A single row is packed by every thread for itself: that
@@ -203,12 +192,12 @@ private:
         if (!norm.weight) return pack(to, s.x);
         float* normed = b.normed + me.index * kMaxTileRows * s.hidden;
         if (s.rows == 1) {
-            norm_with(norm, s.x, normed);
+            norm.apply(s.x, normed);
             return pack_one(to, normed);
         }
         for_own_tiles(to, [&](int64_t first, int64_t height) {
             for (int64_t r = 0; r < height; ++r)
-                norm_with(norm, s.x + (first + r) * s.hidden, normed + r * s.hidden);
+                norm.apply(s.x + (first + r) * s.hidden, normed + r * s.hidden);
             pack_tile(to, normed, b.packed, first, height, s.rows);
         });
         return b.packed;
@@ -244,7 +233,7 @@ private:
             float* keys = queries + s.heads * s.head_dim;
             const Norm& norm = unit % 2 ? layer.key_norm : layer.query_norm;
             float* heads = unit % 2 ? keys : queries;
-            if (norms_rows(norm)) norm_with(norm, heads, heads);
+            if (norms_rows(norm)) norm.apply(heads, heads);
         }
         me.barrier.wait();
     }
@@ -266,7 +255,7 @@ private:
             }
             const bool is_query = head < s.heads;
             const Norm& norm = is_query ? layer.query_norm : layer.key_norm;
-            if (norms_heads(norm)) norm_with(norm, from, from);
+            if (norms_heads(norm)) norm.apply(from, from);
             float* to = is_query ? b.queries + (row * s.heads + head) * width : layer.keys + at;
             rotate_head(from, turn.cosines + row * turn.width, turn.sines + row * turn.width, to,
                         turn.width, width);

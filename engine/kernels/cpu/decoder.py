@@ -14,16 +14,12 @@ from numpy.typing import NDArray
 
 from engine.kernels.cpu.linear import LinearStructure, LinearView
 from engine.kernels.cpu.mixture import Mixture
-from engine.kernels.cpu.rows import Activation
+from engine.kernels.cpu.rows import Activation, Norm, NormStructure
 
 # Cosines and sines [T, W] fp32 of each token's position; the first W of a head are turned.
 Rotation = tuple[torch.Tensor, torch.Tensor]
 
 _P, _I, _D = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
-
-
-class _Norm(ctypes.Structure):
-    _fields_ = (("weight", _P), ("width", _I), ("epsilon", _D))
 
 
 class _Rotation(ctypes.Structure):
@@ -32,10 +28,11 @@ class _Rotation(ctypes.Structure):
 
 class _Layer(ctypes.Structure):
     _fields_ = (
-        ("before_attention", _Norm), ("qkv", LinearStructure), ("query_norm", _Norm),
-        ("key_norm", _Norm), ("out", LinearStructure), ("after_attention", _Norm),
-        ("before_mlp", _Norm), ("gate_up", LinearStructure), ("down", LinearStructure),
-        ("mixture", _P), ("after_mlp", _Norm), ("keys", _P), ("values", _P), ("activation", _I),
+        ("before_attention", NormStructure), ("qkv", LinearStructure),
+        ("query_norm", NormStructure), ("key_norm", NormStructure), ("out", LinearStructure),
+        ("after_attention", NormStructure), ("before_mlp", NormStructure),
+        ("gate_up", LinearStructure), ("down", LinearStructure), ("mixture", _P),
+        ("after_mlp", NormStructure), ("keys", _P), ("values", _P), ("activation", _I),
         ("rotation", _I), ("window", _I), ("scaling", _D), ("softcap", _D), ("factor", _D),
     )  # fmt: skip
 
@@ -48,14 +45,6 @@ class _Step(ctypes.Structure):
         ("head_dim", _I), ("intermediate", _I), ("requests", _I), ("table_width", _I),
         ("page_size", _I), ("threads", _I),
     )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Norm:
-    """A root-mean-square norm: its weight [W], and what is added to the mean square."""
-
-    weight: torch.Tensor
-    epsilon: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +226,5 @@ def _describe(layer: DecoderLayer) -> _Layer:
     return described
 
 
-def _describe_norm(norm: Norm | None) -> _Norm:
-    if norm is None:
-        return _Norm(None, 0, 0.0)
-    return _Norm(norm.weight.data_ptr(), norm.weight.numel(), norm.epsilon)
+def _describe_norm(norm: Norm | None) -> NormStructure:
+    return NormStructure() if norm is None else norm.structure()

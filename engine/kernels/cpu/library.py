@@ -27,7 +27,7 @@ _ARGUMENTS: dict[str, list[type]] = {
     "quantized_workspace": [_INTEGER, _INTEGER, _INTEGER],
     "quantized_linear": [_POINTER, _INTEGER, *[_POINTER] * 5],
     "unpack_rows": [_INTEGER, _POINTER, _INTEGER, _POINTER, _POINTER, _INTEGER, _INTEGER],
-    "rms_norm": [_POINTER, _POINTER, _POINTER, _INTEGER, _INTEGER, _FLOAT, _INTEGER],
+    "norm_rows": [_POINTER, _POINTER, _POINTER, _INTEGER, _INTEGER],
     "gate_mul": [_INTEGER, _POINTER, _POINTER, _INTEGER, _INTEGER, _INTEGER],
     "rotate": [*[_POINTER] * 5],
     "paged_attention": [*[_POINTER] * 9, _FLOAT, _FLOAT],

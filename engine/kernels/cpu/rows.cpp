@@ -14,12 +14,11 @@ constexpr int64_t kMinParallelFloats = 1 << 14;
 
 extern "C" {
 
-// y = x / sqrt(mean(x^2) + epsilon) * weight, for rows of `width`.
-void rms_norm(const float* x, const float* weight, float* y, int64_t rows, int64_t width,
-              float epsilon, int64_t threads) {
+// y = norm(x), for rows of the norm's width.
+void norm_rows(const Norm* norm, const float* x, float* y, int64_t rows, int64_t threads) {
+    const int64_t width = norm->width;
 #pragma omp parallel for schedule(static) num_threads(threads) if (rows * width > kMinParallelFloats)
-    for (int64_t row = 0; row < rows; ++row)
-        norm_row(x + row * width, weight, y + row * width, width, epsilon);
+    for (int64_t row = 0; row < rows; ++row) norm->apply(x + row * width, y + row * width);
 }
 
 // y = activation(gate) * up, where a row of x is [gate | up], each of `width`.

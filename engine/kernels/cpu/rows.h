@@ -20,6 +20,15 @@ inline float sum_of_squares(const float* x, int64_t width) {
     return total;
 }
 
+inline float sum_of(const float* x, int64_t width) {
+    Vector acc{};
+    int64_t i = 0;
+    for (; i + kLanes <= width; i += kLanes) acc += load(x + i);
+    float total = sum(acc);
+    for (; i < width; ++i) total += x[i];
+    return total;
+}
+
 // y = x / sqrt(mean(x^2) + epsilon) * weight; y may be x.
 inline void norm_row(const float* x, const float* weight, float* y, int64_t width, float epsilon) {
     const float scale = 1.0f / std::sqrt(sum_of_squares(x, width) / width + epsilon);
@@ -28,6 +37,25 @@ inline void norm_row(const float* x, const float* weight, float* y, int64_t widt
         store(y + i, load(weight + i) * (load(x + i) * scale));
     for (; i < width; ++i) y[i] = weight[i] * (x[i] * scale);
 }
+
+// A norm of a row. Filled in from Python, too: eight bytes a field.
+struct Norm {
+    const float* weight;  // [width], or null: there is none
+    const float* bias;    // [width], added in the end, or null
+    int64_t width;
+    int64_t centres;  // whether the row's mean is taken away first
+    double epsilon;
+
+    // y may be x.
+    void apply(const float* x, float* y) const {
+        const float mean = centres ? sum_of(x, width) / width : 0.0f;
+        if (centres)
+            for (int64_t i = 0; i < width; ++i) y[i] = x[i] - mean;
+        norm_row(centres ? y : x, weight, y, width, float(epsilon));
+        if (bias)
+            for (int64_t i = 0; i < width; ++i) y[i] += bias[i];
+    }
+};
 
 // x += factor * y, rounded twice, as it is where layers compute one after another; y is overwritten.
 inline void add_row(float* x, float* y, float factor, int64_t width) {

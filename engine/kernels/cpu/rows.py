@@ -5,6 +5,7 @@ Each is a function on the kernels and, for the length of a compilation, an opera
 
 import ctypes
 import enum
+from dataclasses import dataclass
 
 import torch
 
@@ -20,24 +21,48 @@ class Activation(enum.IntEnum):
     GELU_TANH = 1
 
 
-def rms_norm(
-    library: ctypes.CDLL, x: torch.Tensor, weight: torch.Tensor, epsilon: float
-) -> torch.Tensor:
-    """Return x / sqrt(mean(x^2) + epsilon) * weight over the last dimension: [..., W]."""
+class NormStructure(ctypes.Structure):
+    """A norm as rows.h has it: eight bytes a field."""
+
+    _fields_ = (
+        ("weight", ctypes.c_void_p), ("bias", ctypes.c_void_p), ("width", ctypes.c_int64),
+        ("centres", ctypes.c_int64), ("epsilon", ctypes.c_double),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """A norm of rows [W].
+
+    Attributes:
+        weight: [W] fp32.
+        epsilon: Added to the mean square.
+        bias: [W] fp32, added in the end, or None.
+        centres: Whether a row's mean is taken away first (a layer norm; if not, a
+            root-mean-square norm).
+    """
+
+    weight: torch.Tensor
+    epsilon: float
+    bias: torch.Tensor | None = None
+    centres: bool = False
+
+    def structure(self) -> NormStructure:
+        """Return what the kernels read; it points into the tensors."""
+        bias = None if self.bias is None else self.bias.data_ptr()
+        width = self.weight.numel()
+        return NormStructure(self.weight.data_ptr(), bias, width, self.centres, self.epsilon)
+
+
+def norm_rows(library: ctypes.CDLL, x: torch.Tensor, norm: Norm) -> torch.Tensor:
+    """Return each row of x [..., W] normed."""
     if torch.compiler.is_dynamo_compiling():
-        return _rms_norm(x, weight, epsilon)
+        return _norm_rows(x, norm.weight, norm.bias, norm.epsilon, norm.centres)
     x = x.contiguous()
-    width = x.shape[-1]
     y = torch.empty_like(x)
-    library.rms_norm(
-        x.data_ptr(),
-        weight.data_ptr(),
-        y.data_ptr(),
-        x.numel() // width,
-        width,
-        epsilon,
-        torch.get_num_threads(),
-    )
+    rows = x.numel() // x.shape[-1]
+    structure = ctypes.byref(norm.structure())
+    library.norm_rows(structure, x.data_ptr(), y.data_ptr(), rows, torch.get_num_threads())
     return y
 
 
@@ -100,10 +125,12 @@ def rotate(
     return y
 
 
-_rms_norm = define_operator(
-    "rms_norm(Tensor x, Tensor weight, float epsilon) -> Tensor",
-    lambda x, weight, epsilon: rms_norm(kernels(), x, weight, epsilon),
-    lambda x, weight, epsilon: x.new_empty(x.shape),
+_norm_rows = define_operator(
+    "norm_rows(Tensor x, Tensor weight, Tensor? bias, float epsilon, bool centres) -> Tensor",
+    lambda x, weight, bias, epsilon, centres: norm_rows(
+        kernels(), x, Norm(weight, epsilon, bias, centres)
+    ),
+    lambda x, weight, bias, epsilon, centres: x.new_empty(x.shape),
 )
 _gate_mul = define_operator(
     "gate_mul(Tensor x, int activation) -> Tensor",

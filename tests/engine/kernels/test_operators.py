@@ -7,8 +7,9 @@ from engine.attention.interface import AttentionOptions
 from engine.attention.operator import OperatorAttention
 from engine.kernels.cpu.library import kernels
 from engine.kernels.cpu.linear import PackedLinear, packed_linear
+from engine.kernels.cpu.mixture import Mixture, Routing
 from engine.kernels.cpu.quantized_linear import Format, QuantizedWeight, pack_int4
-from engine.kernels.cpu.rows import Activation, gate_mul, rms_norm, rotate
+from engine.kernels.cpu.rows import Activation, Norm, gate_mul, norm_rows, rotate
 from engine.kernels.operators import define_operator
 from engine.models.fused_decoder import FusedDecoder, _check_step
 from engine.models.opaque_decoder import OpaqueDecoder
@@ -48,6 +49,10 @@ def apply_rows(library, ids, panels, *numbers):
     return QuantizedWeight(Format(kind), panels, tuple(shape), library).rows(ids)
 
 
+def apply_norm(library, x, weight, bias, epsilon, centres):
+    return norm_rows(library, x, Norm(weight, epsilon, bias, centres))
+
+
 # Heads as they lie in the product of the fused projections: rows are apart.
 HEADS = random(5, 96)[:, :64].view(5, 4, 16)
 CASES = [
@@ -56,8 +61,8 @@ CASES = [
     linear_case(1, 0, 24),
     *quantized_cases(1, 5, 24),
     *quantized_cases(1, 0, 24),
-    ("rms_norm", rms_norm, (random(1, 5, 24), random(24), 1e-5)),
-    ("rms_norm", rms_norm, (HEADS, random(16), 1e-5)),
+    ("norm_rows", apply_norm, (random(1, 5, 24), random(24), None, 1e-5, False)),
+    ("norm_rows", apply_norm, (HEADS, random(16), random(16), 1e-5, True)),
     ("gate_mul", gate_mul, (random(1, 5, 24), int(Activation.SILU))),
     ("gate_mul", gate_mul, (random(1, 5, 24), int(Activation.GELU_TANH))),
     ("rotate", rotate, (HEADS, random(5, 16), random(5, 16))),
@@ -71,6 +76,17 @@ def test_an_operator_is_what_its_schema_and_its_fake_say(name, function, argumen
     operator = getattr(torch.ops.slipstream, name).default
     torch.library.opcheck(operator, arguments)
     assert torch.equal(operator(*arguments), function(kernels(), *arguments))
+
+
+def test_a_mixture_is_an_operator_that_knows_it_by_a_number():
+    def view(*shape):
+        return PackedLinear(kernels(), random(*shape), None).view
+
+    experts = [(view(16, 24), view(24, 8)) for _ in range(3)]
+    mixture = Mixture(kernels(), view(3, 24), experts, Routing(2, True, False), Activation.SILU)
+    x = random(1, 5, 24)
+    torch.library.opcheck(torch.ops.slipstream.mix.default, (x, mixture._number))
+    assert torch.equal(torch.ops.slipstream.mix(x, mixture._number), mixture(x))
 
 
 class Doubling:
@@ -136,7 +152,7 @@ def test_a_compiled_function_calls_the_kernels_in_one_graph():
     weight = random(24)
 
     def compute(x):
-        return gate_mul(library, layer(rms_norm(library, x, weight, 1e-5)), 1)
+        return gate_mul(library, layer(norm_rows(library, x, Norm(weight, 1e-5))), 1)
 
     compiled = torch.compile(compute, fullgraph=True, backend="aot_eager")
     for rows in (2, 3, 7):

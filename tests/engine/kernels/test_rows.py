@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from engine.kernels.cpu.rows import Activation, gate_mul, rotate
+from engine.kernels.cpu.rows import Activation, Norm, gate_mul, norm_rows, rotate
 
 
 def random(*shape: int) -> torch.Tensor:
@@ -58,6 +58,20 @@ def test_angles_that_are_not_those_of_these_heads_are_refused(heads, cosines, si
     """The kernel would read beyond them, or leave what it does not turn unwritten."""
     with pytest.raises(ValueError, match="angles of the shapes"):
         rotate(library, random(*heads), random(*cosines), random(*sines))
+
+
+@pytest.mark.parametrize("width", [1, 7, 16, 100])
+@pytest.mark.parametrize("magnitude", [1e-3, 1.0, 100.0])
+def test_a_norm_is_what_torch_computes(magnitude, width, library):
+    x = magnitude * (random(5, width) + 1)
+    weight, bias = random(width), 1 - random(width)
+    for ours, expected in (
+        (Norm(weight, 1e-5), functional.rms_norm(x, (width,), weight, 1e-5)),
+        (Norm(weight, 1e-5, bias), functional.rms_norm(x, (width,), weight, 1e-5) + bias),
+        (Norm(weight, 1e-5, None, True), functional.layer_norm(x, (width,), weight, None, 1e-5)),
+        (Norm(weight, 1e-5, bias, True), functional.layer_norm(x, (width,), weight, bias, 1e-5)),
+    ):
+        torch.testing.assert_close(norm_rows(library, x, ours), expected, rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("width", [1, 7, 16, 100])

@@ -51,6 +51,8 @@ JOINED: Configs = {
     "exaone4": lambda: hf.Exaone4Config(**SIZES, **SLIDING),
     "granite": lambda: hf.GraniteConfig(**NO_HEAD_DIM, **GRANITE, attention_multiplier=0.5),
     "smollm3": lambda: hf.SmolLM3Config(**NO_HEAD_DIM, no_rope_layers=[1, 0, 1]),
+    "olmo": lambda: hf.OlmoConfig(**NO_HEAD_DIM),
+    "stablelm": lambda: hf.StableLmConfig(**NO_HEAD_DIM, use_qkv_bias=True),
     "mixtral": lambda: hf.MixtralConfig(**SIZES, num_local_experts=4),
     "qwen2_moe": lambda: hf.Qwen2MoeConfig(
         **NO_HEAD_DIM, **EXPERTS, moe_intermediate_size=24, shared_expert_intermediate_size=56
@@ -81,7 +83,7 @@ LEFT_ALONE: Configs = {
     "gpt_oss": lambda: hf.GptOssConfig(
         **SIZES, num_local_experts=4, num_experts_per_tok=2, rope_parameters=ROPE
     ),
-    "stablelm": lambda: hf.StableLmConfig(**NO_HEAD_DIM),
+    "stablelm_in_parallel": lambda: hf.StableLmConfig(**NO_HEAD_DIM, use_parallel_residual=True),
 }
 
 

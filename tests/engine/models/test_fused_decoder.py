@@ -27,8 +27,8 @@ from tests.engine.models.decoders import (
 
 # Between them they have every part that a layer may have.
 SEVERAL = (
-    "qwen3", "gemma2", "gemma3", "phi3_partly_turned", "olmo2", "granite", "smollm3", "mixtral",
-    "qwen2_moe", "qwen3_moe_partly_dense",
+    "qwen3", "gemma2", "gemma3", "phi3_partly_turned", "olmo2", "granite", "smollm3", "stablelm",
+    "mixtral", "qwen2_moe", "qwen3_moe_partly_dense",
 )  # fmt: skip
 # Sizes with which layers can be joined when they are packed.
 EVEN = {

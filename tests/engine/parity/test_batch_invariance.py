@@ -156,7 +156,13 @@ def default_crowd(hf_model) -> Crowd:
     return Crowd(model, needle, num_new_tokens=4, longest_filler=12, longest_answer=3)
 
 
-@pytest.mark.parametrize(("family", "num_trials"), [("llama", 200), ("qwen3", 40)])
+# One of each structure that is one call of the kernels.
+NUM_TRIALS = {"llama": 200, "qwen3": 40} | dict.fromkeys(
+    ("gemma2", "gemma3", "phi3", "olmo2", "granite", "smollm3", "mixtral", "qwen3_moe"), 30
+)
+
+
+@pytest.mark.parametrize(("family", "num_trials"), NUM_TRIALS.items())
 def test_a_needle_in_a_crowd_has_the_bits_it_has_alone(family, num_trials):
     crowd = tiny_crowd(family)
     crowd.run(num_trials, seed=1)

@@ -7,6 +7,7 @@ attention, other weights) the layers compute one after another, as without it.
 
 import ctypes
 import inspect
+import logging
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -22,10 +23,13 @@ from engine.batch import BatchInputs
 from engine.cache.paged_cache import PagedCache
 from engine.kernels.cpu.decoder import CachedStep, Decoder, DecoderLayer
 from engine.kernels.cpu.library import load_library
+from engine.models.agreement import no_error
 from engine.models.decoder_layers import FusedLayer, are_alike, find_layer
 from engine.models.fused_layers import FusedNorm
 from engine.models.replacement import Forward, Replacement, in_place
 from engine.models.tolerance import tolerance_of
+
+logger = logging.getLogger(__name__)
 
 SwitchAttention = Callable[[StepAttention], AbstractContextManager[None]]
 
@@ -174,9 +178,15 @@ def _find_decoder(
         found = [layer for layer in layers if layer is not None]
         if not found or len(found) < len(layers) or not are_alike(found):
             continue
-        decoder = FusedDecoder(module, library, found, last)
-        if _agrees(decoder, switch_attention):
-            return decoder
+        # What a model of familiar names does otherwise may show as an error, too.
+        with no_error():
+            decoder = FusedDecoder(module, library, found, last)
+            if _agrees(decoder, switch_attention):
+                return decoder
+        logger.info(
+            "the layers of %s compute one after another: as one call they do not compute the same",
+            type(module).__name__,
+        )
     return None
 
 

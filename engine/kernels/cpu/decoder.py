@@ -164,14 +164,14 @@ class Decoder:
             x: [T, hidden] fp32 contiguous, the embedded tokens; becomes the last layer's output.
             rotations: What the layers' numbers stand for.
             step: The cache and the tokens' places in it.
+
+        Raises:
+            ValueError: Angles are not those of these tokens' heads.
         """
         self._take_cache(step)
         tables = [(cosines.contiguous(), sines.contiguous()) for cosines, sines in rotations]
         described_tables = (_Rotation * len(tables))(
-            *(
-                _Rotation(cosines.data_ptr(), sines.data_ptr(), cosines.shape[1])
-                for cosines, sines in tables
-            )
+            *(self._describe_rotation(table, len(x)) for table in tables)
         )
         described = _Step(
             layers=ctypes.addressof(self._array),
@@ -191,6 +191,17 @@ class Decoder:
         workspace = torch.empty(self._library.decoder_workspace(ctypes.byref(described)))
         described.workspace = workspace.data_ptr()
         self._library.run_decoder(ctypes.byref(described))
+
+    def _describe_rotation(self, table: Rotation, rows: int) -> _Rotation:
+        cosines, sines = table
+        width, head_dim = cosines.shape[-1], self._sizes["head_dim"]
+        fits = cosines.shape == sines.shape == (rows, width) and width <= head_dim
+        if not fits or width % 2:
+            raise ValueError(
+                f"{rows} rows of heads {head_dim} wide are turned by angles of the shapes "
+                f"{tuple(cosines.shape)} and {tuple(sines.shape)}"
+            )
+        return _Rotation(cosines.data_ptr(), sines.data_ptr(), width)
 
     def _take_cache(self, step: CachedStep) -> None:
         """Point the layers at a cache, unless they are."""

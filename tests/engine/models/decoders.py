@@ -28,7 +28,13 @@ SLIDING: dict[str, Any] = {"sliding_window": 5, "layer_types": PATTERN}
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 TWO_TABLES = {"full_attention": {**ROPE, "rope_theta": 500.0}, "sliding_attention": ROPE}
 EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 2}
-GRANITE: dict[str, Any] = {"residual_multiplier": 0.22, "embedding_multiplier": 12.0}
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 128,
+    "short_factor": [1.0, 1.2, 1.5, 2.0, 3.0], "long_factor": [2.0, 4.0, 8.0, 16.0, 32.0],
+}  # fmt: skip
+GRANITE: dict[str, Any] = {
+    "residual_multiplier": 0.22, "embedding_multiplier": 12.0, "logits_scaling": 2.0,
+}  # fmt: skip
 
 Configs = dict[str, Callable[[], hf.PretrainedConfig]]
 JOINED: Configs = {
@@ -46,6 +52,7 @@ JOINED: Configs = {
     "phi3_partly_turned": lambda: hf.Phi3Config(
         **NO_HEAD_DIM, rope_parameters={**ROPE, "partial_rotary_factor": 0.4}
     ),
+    "phi3_longrope": lambda: hf.Phi3Config(**NO_HEAD_DIM, rope_parameters=LONGROPE),
     "olmo2": lambda: hf.Olmo2Config(**NO_HEAD_DIM),
     "olmo3": lambda: hf.Olmo3Config(**NO_HEAD_DIM, **SLIDING),
     "exaone4": lambda: hf.Exaone4Config(**SIZES, **SLIDING),

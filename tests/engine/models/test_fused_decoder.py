@@ -1,5 +1,7 @@
 """A decoder in one call: where it is used, that it says the same, and that rows stay strangers."""
 
+import logging
+
 import pytest
 import torch
 
@@ -177,12 +179,46 @@ def test_the_model_is_its_own_again_after_a_step():
     assert all("forward" not in module.__dict__ for module in model.hf_model.modules())
 
 
-def test_a_call_that_computes_something_else_is_not_used(monkeypatch):
-    right = Decoder.run
-
-    def wrong(self, x, rotations, step):
+def _wrong(right):
+    def run(self, x, rotations, step):
         right(self, x, rotations, step)
         x.mul_(1.01).add_(0.01)
 
-    monkeypatch.setattr(Decoder, "run", wrong)
-    assert decoder_of(make("llama")) is None
+    return run
+
+
+def _failing(_):
+    def run(self, x, rotations, step):
+        raise ValueError("no such thing")
+
+    return run
+
+
+@pytest.mark.parametrize("make_run", [_wrong, _failing])
+def test_a_call_that_computes_something_else_is_not_used(make_run, monkeypatch, caplog):
+    monkeypatch.setattr(Decoder, "run", make_run(Decoder.run))
+    with caplog.at_level(logging.INFO):
+        assert decoder_of(make("llama")) is None
+    assert "LlamaModel compute one after another" in caplog.text
+
+
+def test_nothing_is_said_of_a_decoder_that_is_one_call_or_of_another_structure(caplog):
+    with caplog.at_level(logging.INFO):
+        make("llama")
+        make("cohere")
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("shape", [(14, 12), (14, 5), (1, 10)])
+def test_angles_that_are_not_those_of_the_heads_are_refused(shape, monkeypatch):
+    """The kernel would read beyond them, or write beyond a head."""
+    model = make("llama")
+    right = Decoder.run
+
+    def run_with_others(self, x, rotations, step):
+        right(self, x, [(torch.ones(shape), torch.zeros(shape))], step)
+
+    monkeypatch.setattr(Decoder, "run", run_with_others)
+    attention, inputs = make_attention(model), make_inputs([(0, 14)], TABLES[:1])
+    with pytest.raises(ValueError, match="angles of the shapes"):
+        run(model, attention, inputs)

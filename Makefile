@@ -2,7 +2,8 @@
 #
 #   make serve                            the default model on http://127.0.0.1:8000
 #   make serve MODEL=org/name PORT=9000   another model, another port
-#   make test                             the gates and the tests, in an environment of their own
+#   make test                             the gates, the tests and the soak, in an environment of
+#                                         their own
 #
 # The environment is .venv. Each install leaves a stamp there, so that nothing is resolved twice.
 
@@ -48,8 +49,8 @@ serve: install ## Serve MODEL (the default model without it).
 lint: install-test ## Run the gates: format, ruff, mypy, layers.
 	@scripts/lint $(BIN)
 
-test: lint ## Run the gates and the tests; TESTS= names some.
-	@$(BIN)/python -m pytest $(TESTS)
+test: lint ## Run the gates, the tests and, beside them, the soak; TESTS= names some tests.
+	@$(BIN)/python -m pytest $(or $(TESTS),-p scripts.soak)
 
 test-long: install-test ## Run the tests that take minutes.
 	@$(BIN)/python -m pytest -m long --timeout 1800 $(TESTS)

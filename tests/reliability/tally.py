@@ -1,12 +1,15 @@
 """What a server has counted, and what the process holds, before and after a test."""
 
+import ctypes
 import gc
 import logging
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import combinations
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import psutil
@@ -50,9 +53,24 @@ def counted(server: EngineServer, name: str) -> Counter[str]:
 
 
 def resident_bytes() -> int:
-    """Return what the process holds in memory."""
+    """Return what the process holds in memory, after it has given back what it does not use."""
     gc.collect()
+    with suppress(AttributeError):  # glibc keeps what was freed; other systems have no such call
+        ctypes.CDLL(None).malloc_trim(0)
     return int(psutil.Process().memory_info().rss)
+
+
+def bytes_per_minute(samples: list[tuple[float, int]]) -> float:
+    """Return how fast memory grows: the median of the slopes between any two samples.
+
+    Memory goes up and down by whole heaps; a few samples that are far off do not change it.
+
+    Args:
+        samples: Seconds, and bytes.
+    Source: Theil (1950), Sen (1968).
+    """
+    pairs = combinations(samples, 2)
+    return 60 * median((late[1] - early[1]) / (late[0] - early[0]) for early, late in pairs)
 
 
 def settled_footprint(server: EngineServer) -> Footprint:

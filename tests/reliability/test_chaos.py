@@ -21,7 +21,13 @@ from tests.integration.engine_server import (
     run_clients,
     run_engine_server,
 )
-from tests.reliability.tally import counted, logs_not_kept, resident_bytes, settled_footprint
+from tests.reliability.tally import (
+    bytes_per_minute,
+    counted,
+    logs_not_kept,
+    resident_bytes,
+    settled_footprint,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +35,11 @@ PATH = "/v1/completions"
 POISON = "~"
 NUM_CLIENTS = 24
 MAX_GROWTH_BYTES = 50 * 2**20
+# After each round everybody has gone, and what is left is looked at.
+ROUND_SECONDS = 15.0
+# By then everything that is kept for the next request is there.
+NUM_WARM_UP_ROUNDS = 8
+MAX_BYTES_PER_MINUTE = 10**6
 PROMPTS = [f"{'chaos ' * repeats}{letter}" for repeats in (0, 4, 20) for letter in "abcd"]
 LENGTHS = (1, 8, 40)
 
@@ -152,14 +163,15 @@ class Chaos:
         await asyncio.gather(*(client() for _ in range(NUM_CLIENTS)))
 
 
-def check_chaos(tiny_model, seconds: float, seed: int) -> None:
+def check_chaos(tiny_model, num_rounds: int, seconds: float, seed: int) -> dict[str, float]:
+    """Let it happen in rounds of so many seconds; what has happened is logged and returned."""
     with logs_not_kept():
-        summary = run_chaos(tiny_model, seconds, seed)
+        summary = run_chaos(tiny_model, num_rounds, seconds, seed)
     logger.warning("chaos: %s", json.dumps(summary))
+    return summary
 
 
-def run_chaos(tiny_model, seconds: float, seed: int) -> dict[str, float]:
-    """Let it happen, and return what has."""
+def run_chaos(tiny_model, num_rounds: int, seconds: float, seed: int) -> dict[str, float]:
     with run_engine_server(tiny_model, num_blocks=64, safety_margin=0.0) as server:
         answers = {
             (prompt, length): server.text(prompt, max_tokens=length, ignore_eos=True)
@@ -171,15 +183,17 @@ def run_chaos(tiny_model, seconds: float, seed: int) -> dict[str, float]:
         warm = Chaos(server, answers, random.Random(seed))
         run_clients(warm.run(2.0), 100)
         server.wait_until_idle()
-        before, footprint = resident_bytes(), settled_footprint(server)
+        memory, footprint = [(0.0, resident_bytes())], settled_footprint(server)
         counted_before = counted(server, "requests")
         chaos = Chaos(server, answers, random.Random(seed + 1))
-        run_clients(chaos.run(seconds), seconds + 200)
-        server.wait_until_idle()
-        # The test's own connection was closed by the server if nobody used it for a while.
-        assert server.http.get("/live").status_code == 200
-        until(lambda: server.footprint() == footprint)
-        growth = resident_bytes() - before
+        for number in range(num_rounds):
+            run_clients(chaos.run(seconds), seconds + 200)
+            server.wait_until_idle()
+            # The test's own connection was closed by the server if nobody used it for a while.
+            assert server.http.get("/live").status_code == 200
+            until(lambda: server.footprint() == footprint)
+            memory.append(((number + 1) * seconds, resident_bytes()))
+        growth = memory[-1][1] - memory[0][1]
         told, seen = counted(server, "requests") - counted_before, chaos.tally.counts
         assert chaos.tally.wrong == []
         assert min(seen.values()) > 0, seen
@@ -191,14 +205,29 @@ def run_chaos(tiny_model, seconds: float, seed: int) -> dict[str, float]:
         assert len(server.state.running) == 0
         assert server.state.admission.num_preparing == 0
         assert growth < MAX_GROWTH_BYTES, f"{growth / 2**20:.0f} MiB"
-        return {"seconds": seconds, "growth_mib": round(growth / 2**20, 1), **seen, **told}
+        summary = {"seconds": memory[-1][0], "growth_mib": round(growth / 2**20, 1), **seen, **told}
+        if steady := memory[NUM_WARM_UP_ROUNDS + 1 :]:
+            summary["bytes_per_minute"] = round(bytes_per_minute(steady))
+        return summary
 
 
 def test_chaos_for_a_moment(tiny_model):
-    check_chaos(tiny_model, 10.0, seed=1)
+    check_chaos(tiny_model, 1, 10.0, seed=1)
 
 
 @pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.timeout(1200)
 def test_chaos_for_ten_minutes(tiny_model):
-    check_chaos(tiny_model, 600.0, seed=2)
+    found = check_chaos(tiny_model, 40, ROUND_SECONDS, seed=2)
+    assert found["bytes_per_minute"] <= MAX_BYTES_PER_MINUTE
+
+
+@pytest.mark.parametrize("growth", [0, 2_000_000, -500_000])
+def test_growth_is_seen_through_what_comes_and_goes(growth):
+    draw = random.Random(0)
+    samples = [
+        (15.0 * number, 500_000_000 + growth * number // 4 + draw.choice([0, 0, 0, 17_000_000]))
+        for number in range(32)
+    ]
+    assert abs(bytes_per_minute(samples) - growth) < 100_000

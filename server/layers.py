@@ -11,6 +11,7 @@ from server.messages.errors import MessageErrors
 from server.middleware import ErrorBoundary, PathRules, RequestId
 from server.settings import Settings
 from server.tracking import Observer, RequestTracking
+from server.turns import Turns
 
 EXPOSED_HEADERS = ("Retry-After", "Server-Timing", "X-Ignored-Params", "X-Request-Id")
 
@@ -43,6 +44,7 @@ def outer_layers(settings: Settings, observers: Sequence[Observer] = ()) -> list
             "expose_headers": EXPOSED_HEADERS,
         }
         layers.append((CORSMiddleware, options))
+    layers.append((Turns, {}))
     return layers
 
 

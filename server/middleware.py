@@ -1,7 +1,8 @@
 """What surrounds every request: ids, paths, methods, the drain and the last resort.
 
 Pure ASGI, because wrappers that build request objects hide from a handler that its client has left.
-Order, outermost first: CORS, RequestId, ErrorBoundary, PathRules, DrainGate. Event loop only.
+Order, outermost first: Turns, CORS, RequestId, ErrorBoundary, PathRules, DrainGate. Event loop
+only.
 """
 
 import logging

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from api_schemas import FunctionDefinition
-from server.tools.json_reader import BLANKS, JsonMark, JsonReader
+from server.tools.json_reader import BLANKS, MAX_DEPTH, JsonMark, JsonReader
 
 Functions = Mapping[str, FunctionDefinition]
 
@@ -52,9 +52,20 @@ def load_json(text: str) -> Any:
     """Return the value of a JSON text.
 
     Raises:
-        ValueError: It is none; NaN and the infinities are no JSON.
+        ValueError: It is none, or too deep for an argument; NaN and the infinities are no JSON.
     """
-    return json.loads(text, parse_constant=_refuse)
+    value = json.loads(text, parse_constant=_refuse)
+    if is_deeper(value, MAX_DEPTH - 1):
+        raise ValueError("it is too deep")
+    return value
+
+
+def is_deeper(value: Any, num_levels: int) -> bool:
+    """Return whether a JSON value has more objects and lists in one another than these."""
+    if not isinstance(value, dict | list):
+        return False
+    members = value.values() if isinstance(value, dict) else value
+    return num_levels == 0 or any(is_deeper(member, num_levels - 1) for member in members)
 
 
 def _refuse(name: str) -> NoReturn:

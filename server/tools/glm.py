@@ -12,8 +12,8 @@ from server.tools.tagged import TaggedFormat
 
 GLM = TaggedFormat(
     "glm",
-    call=re.compile(r"\s*([\w.\-]+)\s*(.*)</tool_call>", re.DOTALL),
-    argument=re.compile(
-        r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*", re.DOTALL
-    ),
+    # The name is not given back letter by letter where the end does not come.
+    call=re.compile(r"\s*([\w.\-]++)\s*+(.*)</tool_call>", re.DOTALL),
+    key=re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>", re.DOTALL),
+    value=re.compile(r"(.*?)</arg_value>\s*", re.DOTALL),
 )

@@ -5,11 +5,13 @@
 
 import ast
 import json
+import warnings
 from functools import partial
 from typing import Any
 
 from server.tools.blocks import Block, BlockState, WholeBlock
-from server.tools.calls import Call, Functions
+from server.tools.calls import Call, Functions, is_deeper
+from server.tools.json_reader import MAX_DEPTH
 
 MAX_CHARACTERS = 100_000
 _PAIRS = {"{": "}", "[": "]", "(": ")"}
@@ -72,7 +74,9 @@ def _read(functions: Functions, text: str) -> list[Call] | None:
     if len(text) > MAX_CHARACTERS:
         return None
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what the model writes: 1if, "\d"
+            tree = ast.parse(text.strip(), mode="eval").body
         calls = [_read_call(item, functions) for item in tree.elts]  # type: ignore[attr-defined]
     except (AttributeError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None
@@ -84,6 +88,8 @@ def _read_call(node: Any, functions: Functions) -> Call:
     if name not in functions or node.args or any(one.arg is None for one in node.keywords):
         raise ValueError("it is no call of a function with keywords")
     arguments = {one.arg: _value(one.value) for one in node.keywords}
+    if is_deeper(arguments, MAX_DEPTH):
+        raise ValueError("it is too deep")
     return Call(name, json.dumps(arguments, ensure_ascii=False, allow_nan=False))
 
 

@@ -16,5 +16,6 @@ from server.tools.tagged import TaggedFormat
 QWEN_CODER = TaggedFormat(
     "qwen_coder",
     call=re.compile(r"\s*<function=([\w.\-]+)>(.*?)</function>\s*(?:</tool_call>)?", re.DOTALL),
-    argument=re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>\s*", re.DOTALL),
+    key=re.compile(r"\s*<parameter=([^>\n]+)>\n?"),
+    value=re.compile(r"(.*?)\n?</parameter>\s*", re.DOTALL),
 )

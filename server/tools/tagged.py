@@ -22,12 +22,14 @@ class TaggedFormat:
         name: The format's.
         call: Matches what follows the outer opening tag, the closing one included if the end of the
             arguments is not told without it: the function's name, its arguments.
-        argument: Finds one argument in these: its key, its value.
+        key: Matches what stands before an argument's value, blanks included; its group is the key.
+        value: Matches the rest of the argument and the blanks after it; its group is the value.
     """
 
     name: str
     call: re.Pattern[str]
-    argument: re.Pattern[str]
+    key: re.Pattern[str]
+    value: re.Pattern[str]
     openings: tuple[str, ...] = ("<tool_call>",)
     closings: tuple[str, ...] = ()
     bare: str = ""
@@ -39,7 +41,24 @@ class TaggedFormat:
     def _read(self, functions: Functions, text: str) -> list[Call] | None:
         """Return the call in a text; None if it is none."""
         match = self.call.fullmatch(text)
-        if match is None or match[1] not in functions or self.argument.sub("", match[2]).strip():
+        if match is None or match[1] not in functions:
             return None
-        pairs = [(key.strip(), value) for key, value in self.argument.findall(match[2])]
+        pairs = self._pairs(match[2])
+        if pairs is None:
+            return None
         return [Call(match[1], typed_arguments(pairs, functions[match[1]]))]
+
+    def _pairs(self, text: str) -> list[tuple[str, str]] | None:
+        """Return the keys and values of arguments; None if anything else stands between them."""
+        pairs: list[tuple[str, str]] = []
+        place, end = 0, len(text.rstrip())
+        while place < end:
+            # One after the other, each from its place: a model may write anything, and a search, or
+            # a pattern for both that may give back a key, would look at the rest again and again.
+            key = self.key.match(text, place)
+            value = key and self.value.match(text, key.end())
+            if not key or not value:
+                return None
+            pairs.append((key[1].strip(), value[1]))
+            place = value.end()
+        return pairs

@@ -21,8 +21,10 @@ def typed_arguments(pairs: Iterable[tuple[str, str]], function: FunctionDefiniti
     schema = function.parameters or {}
     properties = schema.get("properties")
     known = properties if isinstance(properties, dict) else {}
-    arguments = {name: _value(text, _types(known.get(name), schema)) for name, text in pairs}
-    members = (f"{_quoted(name)}: {value}" for name, value in arguments.items())
+    members = (
+        f"{_quoted(name)}: {_value(text, _types(known.get(name), schema))}"
+        for name, text in dict(pairs).items()  # of those that come twice the last counts
+    )
     return "{" + ", ".join(members) + "}"
 
 

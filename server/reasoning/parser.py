@@ -4,6 +4,7 @@ Reasoning stands first or nowhere: a marker further on is text. Blanks around th
 neither side. Event loop only.
 """
 
+import re
 from enum import Enum
 
 from server.message_parts import MessageParser, Part, ReasoningPart
@@ -44,7 +45,9 @@ class ReasoningParser:
             Opening.POSSIBLE: _State.BEFORE,
             Opening.CLOSED: _State.CONTENT,
         }[opening]
-        self._held = ""
+        self._plain = re.compile(f"[^{re.escape(markers.closing[0])}]+")
+        self._blanks: list[str] = []  # that a marker may follow
+        self._held = ""  # the beginning of a marker
         self._has_begun = False
         self._num_characters = 0
         self.num_reasoning_characters = 0
@@ -54,24 +57,25 @@ class ReasoningParser:
         if self._is_over():
             return self._rest.text(text)
         parts: list[Part] = []
-        for position, character in enumerate(text):
-            self._num_characters += 1
-            parts += self._character(character)
+        place = 0
+        while place < len(text):
+            run = self._run(text, place)
+            self._num_characters += len(run) or 1
+            parts += self._inside(run) if run else self._character(text[place])
+            place += len(run) or 1
             if self._is_over():
-                return parts + self._rest.text(text[position + 1 :])
+                return parts + self._rest.text(text[place:])
         return parts
 
     def special(self, text: str) -> list[Part]:
         """See `MessageParser.special`."""
         if self._state is _State.BEFORE and text == self._markers.opening:
-            self._state, self._held = _State.INSIDE, ""
-            self._count()
+            self._begin()
             return []
         if self._state is _State.INSIDE and text == self._markers.closing:
             self._state = _State.AFTER
-            held, self._held = self._held.rstrip(), ""
             self._count()
-            return self._reasoning(held)
+            return self._reasoning(self._take().rstrip())
         if self._state is _State.INSIDE:
             return []
         return [*self._leave(), *self._rest.special(text)]
@@ -79,9 +83,8 @@ class ReasoningParser:
     def finish(self) -> list[Part]:
         """See `MessageParser.finish`."""
         if self._state is _State.INSIDE:
-            held, self._held = self._held.rstrip(), ""
             self._count()
-            return [*self._reasoning(held), *self._rest.finish()]
+            return [*self._reasoning(self._take().rstrip()), *self._rest.finish()]
         return [*self._leave(), *self._rest.finish()]
 
     def _is_over(self) -> bool:
@@ -97,33 +100,54 @@ class ReasoningParser:
         self._state = _State.CONTENT
         return self._rest.text(character)
 
-    def _before(self, character: str) -> list[Part]:
-        self._held += character
-        begun = self._held.lstrip()
-        if begun == self._markers.opening:
-            self._state, self._held = _State.INSIDE, ""
-            self._count()
-            return []
-        if self._markers.opening.startswith(begun):
-            return []
-        return self._leave()
+    def _run(self, text: str, place: int) -> str:
+        """Return the characters from a place on that are reasoning, or blanks in it."""
+        if self._state is not _State.INSIDE or self._held:
+            return ""
+        plain = self._plain.match(text, place)
+        return "" if plain is None else plain[0]
 
-    def _inside(self, character: str) -> list[Part]:
+    def _before(self, character: str) -> list[Part]:
+        if character.isspace() and not self._held:
+            self._blanks.append(character)
+            return []
+        self._held += character
+        if self._held == self._markers.opening:
+            self._begin()
+            return []
+        return [] if self._markers.opening.startswith(self._held) else self._leave()
+
+    def _begin(self) -> None:
+        """Take what follows for reasoning."""
+        self._state = _State.INSIDE
+        self._take()
+        self._count()
+
+    def _inside(self, text: str) -> list[Part]:
         """Hold what may be the closing marker, and the blanks before it."""
         self._count()
-        self._held += character
-        closing = self._markers.closing
-        if self._held.endswith(closing):
+        text, closing = self._held + text, self._markers.closing
+        if text == closing:
             self._state = _State.AFTER
-            held, self._held = self._held.removesuffix(closing).rstrip(), ""
-            return self._reasoning(held)
-        if not character.isspace() and character not in closing:
-            released, self._held = self._held, ""
-            return self._reasoning(released)
-        keep = next(n for n in range(len(closing), -1, -1) if self._held.endswith(closing[:n]))
-        cut = len(self._held[: len(self._held) - keep].rstrip())
-        released, self._held = self._held[:cut], self._held[cut:]
+            self._take()
+            return []
+        keep = 0
+        if closing[0] in text:
+            keep = next(n for n in range(len(closing), -1, -1) if text.endswith(closing[:n]))
+        text, self._held = text[: len(text) - keep], text[len(text) - keep :]
+        said = text.rstrip()
+        released = "".join([*self._blanks, said]) if said else ""
+        if said:
+            self._blanks.clear()
+        self._blanks.append(text[len(said) :])
         return self._reasoning(released)
+
+    def _take(self) -> str:
+        """Empty what is held."""
+        held = "".join([*self._blanks, self._held])
+        self._blanks.clear()
+        self._held = ""
+        return held
 
     def _reasoning(self, text: str) -> list[Part]:
         if not self._has_begun:
@@ -133,7 +157,7 @@ class ReasoningParser:
 
     def _leave(self) -> list[Part]:
         """Go over to content, with what was held back."""
-        held, self._held = ("" if self._state is _State.AFTER else self._held), ""
+        held = self._take()
         self._state = _State.CONTENT
         return self._rest.text(held)
 

@@ -10,6 +10,7 @@
 Everything is decided character by character, so pieces may be cut anywhere. Event loop only.
 """
 
+import re
 from dataclasses import dataclass
 
 from server.message_parts import CallArguments, CallStart, Part, TextPart, join_parts
@@ -32,6 +33,11 @@ class CallRules:
 
     functions: Functions
     is_single: bool = False
+
+
+def _without(*markers: str) -> re.Pattern[str]:
+    """Return what matches a text in which none of these begins."""
+    return re.compile(f"[^{re.escape(''.join(marker[0] for marker in markers))}]+")
 
 
 class CallNumbers:
@@ -72,6 +78,10 @@ class CallParser:
     def __init__(self, call_format: CallFormat, rules: CallRules) -> None:
         """Start before the first character."""
         self._format = call_format
+        # What begins no marker; where a call may begin without one, or has just ended, other things
+        # mean something, too.
+        self._plain = _without(*call_format.openings)
+        self._bland = _without(*call_format.openings, *call_format.closings, *call_format.bare)
         self._functions = rules.functions
         self._numbers = CallNumbers(is_single=rules.is_single)
         self._is_over = False
@@ -88,8 +98,12 @@ class CallParser:
         parts: list[Part] = []
         place = 0
         while place < len(text):
-            run = "" if self._block is None else self._block.run(text, place)
-            parts += self._numbers.more(run) if run else self._character(text[place])
+            if self._block is not None:
+                run = self._block.run(text, place)
+                parts += self._numbers.more(run) if run else self._character(text[place])
+            else:
+                run = self._run(text, place)
+                parts += self._pass_on(run) if run else self._character(text[place])
             place += len(run) or 1
         return join_parts(parts)
 
@@ -127,6 +141,22 @@ class CallParser:
             return self._open_bare(character)
         self._held += character
         return self._search()
+
+    def _run(self, text: str, place: int) -> str:
+        """Return the characters from a place on that can be no part of a call, nor of its markers."""
+        if self._is_over or self._held.strip():
+            return ""
+        wary = self._may_be_bare or self._after_call
+        plain = (self._bland if wary else self._plain).match(text, place)
+        return "" if plain is None else plain[0]
+
+    def _pass_on(self, run: str) -> list[Part]:
+        """Release a run of text but for the blanks at its end, which a call may follow."""
+        run = self._held + run
+        end = len(run.rstrip())
+        end += (len(run) - end) // (MAX_HELD_BLANKS + 1) * (MAX_HELD_BLANKS + 1)
+        self._held = run[end:]
+        return self._release(run[:end])
 
     def _bare_may_begin(self) -> bool:
         """Return whether a bracket begins a call: where the text begins, and behind a call."""

@@ -103,3 +103,14 @@ def test_the_end_of_the_reasoning_is_known_to_the_character():
     assert made.num_reasoning_characters == 3
     made.text("d</think>\n\nrest")
     assert made.num_reasoning_characters == len("abcd</think>")
+
+
+@pytest.mark.parametrize("opening", [Opening.INSIDE, Opening.POSSIBLE])
+def test_blanks_that_a_model_repeats_are_looked_at_once(opening):
+    # Looked at again with each that comes, they would keep this busy for minutes.
+    made = parser(opening)()
+    for _ in range(100_000):
+        assert made.text(" " * 16) == []
+    parts = [*made.text("a</think>" if opening is Opening.INSIDE else "a"), *made.finish()]
+    assert reasoning_of(parts) == ("a" if opening is Opening.INSIDE else "")
+    assert text_of(parts) == ("" if opening is Opening.INSIDE else " " * 1_600_000 + "a")

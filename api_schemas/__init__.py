@@ -49,6 +49,7 @@ from api_schemas.generation import (
     TopLogprob,
     Usage,
 )
+from api_schemas.json_text import load_json_text
 from api_schemas.messages import (
     AnthropicError,
     AnthropicErrorResponse,
@@ -212,5 +213,6 @@ __all__ = [
     "TopLogprob",
     "Usage",
     "WireModel",
+    "load_json_text",
     "parse_tokenize_request",
 ]

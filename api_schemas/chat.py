@@ -3,7 +3,6 @@
 Source: https://platform.openai.com/docs/api-reference/chat. Data only.
 """
 
-import json
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
@@ -17,6 +16,7 @@ from api_schemas.generation import (
     SamplingFields,
     Usage,
 )
+from api_schemas.json_text import load_json_text
 from api_schemas.support import CHAT_FIELDS
 from api_schemas.tools import CalledFunction, MadeToolCall, ToolFields
 
@@ -61,7 +61,7 @@ class FunctionCall(RequestModel):
         if not isinstance(self.arguments, str):
             return self.arguments
         try:
-            parsed = json.loads(self.arguments or "{}")
+            parsed = load_json_text(self.arguments or "{}")
         except (ValueError, RecursionError):
             return self.arguments
         return parsed if isinstance(parsed, dict) else self.arguments

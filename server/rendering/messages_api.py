@@ -4,7 +4,6 @@ One block is open at a time; text, thinking and calls follow one another. The wh
 the events have made. Event loop only.
 """
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +21,7 @@ from api_schemas import (
     ThinkingBlock,
     ToolUseBlock,
     Usage,
+    load_json_text,
 )
 
 STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
@@ -166,7 +166,7 @@ def _finished(block: ContentBlock, text: str) -> ContentBlock:
 def _parse_input(text: str) -> dict[str, Any]:
     """Return a call's input; one that was cut off cannot be read, and is empty."""
     try:
-        parsed = json.loads(text or "{}")
+        parsed = load_json_text(text or "{}")
     except ValueError:
         return {}
     return parsed if isinstance(parsed, dict) else {}

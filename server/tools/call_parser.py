@@ -143,7 +143,7 @@ class CallParser:
         return self._search()
 
     def _run(self, text: str, place: int) -> str:
-        """Return the characters from a place on that can be no part of a call, nor of its markers."""
+        """Return the characters from a place on that are part of no call and of no marker."""
         if self._is_over or self._held.strip():
             return ""
         wary = self._may_be_bare or self._after_call

@@ -58,7 +58,8 @@ class ToolPrompting:
         """
         self._tokenizer = tokenizer
         self.short_ids = "[TOOL_CALLS]" in str(getattr(tokenizer, "chat_template", None))
-        self.renders_history = self._renders_history()
+        self.renders_history = self._renders_history({"a": "x"})
+        self._takes_texts = self._renders_history('{"a": ')
         self.renders_tools = self.renders_history and self._renders_functions()
 
     def prepare(
@@ -72,13 +73,18 @@ class ToolPrompting:
         """
         if self.renders_tools or (self.renders_history and not functions):
             tools = [to_template_tool(function) for function in functions]
-            shortened = [_with_short_ids(one) for one in messages] if self.short_ids else messages
-            return list(shortened), tools or None
+            return [self._adapted(message) for message in messages], tools or None
         written = _join_results([_in_words(message) for message in messages])
         if not functions:
             return written, None
         lines = [json.dumps(to_template_tool(one)["function"]) for one in functions]
         return _with_system(written, INSTRUCTIONS.format(functions="\n".join(lines))), None
+
+    def _adapted(self, message: Message) -> Message:
+        """Return a message as the template takes it."""
+        if "tool_calls" in message and not self._takes_texts:
+            message = _with_objects(message)
+        return _with_short_ids(message) if self.short_ids else message
 
     def _renders_functions(self) -> bool:
         """Return whether the template tells of functions."""
@@ -87,9 +93,9 @@ class ToolPrompting:
         text = self._render([{"role": "user", "content": "a"}], [to_template_tool(function)])
         return _NAME in text and _DESCRIPTION in text
 
-    def _renders_history(self) -> bool:
-        """Return whether the template tells of calls and results."""
-        function = {"name": _NAME, "arguments": {"a": "x"}}
+    def _renders_history(self, arguments: dict[str, str] | str) -> bool:
+        """Return whether the template tells of calls with such arguments, and of results."""
+        function = {"name": _NAME, "arguments": arguments}
         call = {"id": _CALL_ID, "type": "function", "function": function}
         messages: list[Message] = [
             {"role": "user", "content": "a"},
@@ -149,6 +155,21 @@ def _with_system(messages: list[Message], text: str) -> list[Message]:
         own = messages[0]["content"]
         return [{**messages[0], "content": f"{own}\n\n{text}" if own else text}, *messages[1:]]
     return [{"role": "system", "content": text}, *messages]
+
+
+def _with_objects(message: Message) -> Message:
+    """Return a message whose calls have objects as arguments.
+
+    A call that broke off has a text, which is no JSON. A template that goes through the arguments
+    would refuse the whole conversation because of what the model wrote once.
+    """
+    calls = []
+    for call in message["tool_calls"]:
+        function = call["function"]
+        if isinstance(function["arguments"], str):
+            function = {**function, "arguments": {"arguments": function["arguments"]}}
+        calls.append({**call, "function": function})
+    return {**message, "tool_calls": calls}
 
 
 def _with_short_ids(message: Message) -> Message:

@@ -85,10 +85,16 @@ async def test_tool_call_arguments_are_an_object_for_the_template():
     assert "<|im_start|>tool\n2" in text
 
 
-async def test_arguments_that_are_no_object_are_the_templates_problem():
+async def test_arguments_that_are_no_object_are_a_member_of_one_where_a_template_wants_members():
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{bad"}}
-    error = await refusal(user("hi"), {"role": "assistant", "tool_calls": [call]})
-    assert error.status == 400
+    called = {"role": "assistant", "tool_calls": [call]}
+    assert "[f arguments={bad]" in await text_of(user("hi"), called)
+    as_it_is = (
+        "{% for message in messages %}{{ message.content }}"
+        "{% for call in message.tool_calls or [] %}"
+        "[{{ call.function.name }} {{ call.function.arguments }}]{% endfor %}{% endfor %}"
+    )
+    assert "[f {bad]" in await text_of(user("hi"), called, template=as_it_is)
 
 
 async def test_a_message_without_content_is_empty_text():

@@ -5,7 +5,7 @@ piece carries every token that it took to make its text, so that token ids, log-
 counts stay aligned with the text and none is lost or sent twice. Event loop only.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from api_schemas import FinishReason
@@ -183,10 +183,28 @@ async def decode(
     """
     try:
         async for delta in stream:
-            piece = assembler.push(delta)
-            if piece is not None:
-                yield piece
-            if assembler.finished:
-                break
+            for one in _token_by_token(delta) if delta.logprobs else (delta,):
+                piece = assembler.push(one)
+                if piece is not None:
+                    yield piece
+                if assembler.finished:
+                    return
     finally:
         stream.close(stopped=assembler.found_stop_string)
+
+
+def _token_by_token(delta: TokenDelta) -> Iterator[TokenDelta]:
+    """Yield the tokens of a delta one by one.
+
+    What is said of a token goes with the part of the answer that it stands in, however many tokens
+    have come at once because the reader was slow.
+    """
+    last = len(delta.token_ids) - 1
+    for place, (token, logprobs) in enumerate(zip(delta.token_ids, delta.logprobs, strict=True)):
+        one = TokenDelta([token], [logprobs], num_cached_tokens=delta.num_cached_tokens)
+        if place == 0:
+            one.prompt_logprobs = delta.prompt_logprobs
+        if place == last:
+            one.finish_reason, one.stop_reason = delta.finish_reason, delta.stop_reason
+            one.pooled = delta.pooled
+        yield one

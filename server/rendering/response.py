@@ -79,7 +79,8 @@ class ResponseRenderer:
         if delta.reasoning:
             yield from self._say(OpenReasoning, delta.reasoning, [])
         entries = list(choice.logprobs.content) if choice.logprobs is not None else []
-        if delta.content or (entries and isinstance(self._open, OpenMessage)):
+        adds = entries and not delta.tool_calls and isinstance(self._open, OpenMessage)
+        if delta.content or adds:
             # A closing token may have no text, and yet its entry.
             yield from self._say(OpenMessage, delta.content or "", entries)
         for call in delta.tool_calls or ():

@@ -9,6 +9,7 @@ import pytest
 
 from tests.server.fakes import make_byte_level_tokenizer
 from tests.server.live import run_live
+from tests.server.responses import create, events_of
 from tests.server.test_reasoning import SPEAKS
 from tests.server.test_tools import CALL, CALLS, TOOLS
 
@@ -165,3 +166,19 @@ def test_a_messages_reasoning_is_a_block(thinker, stream):
     thinking, text = message.content
     assert (thinking.type, thinking.thinking) == ("thinking", "Hm.")
     assert text.text == "Yes."
+
+
+@pytest.mark.parametrize("tokens_per_output", [1, 3, 400])
+def test_logprobs_of_a_response_are_those_of_its_text_however_they_arrive(live, tokens_per_output):
+    live.says(f"So: {CALL} Done.")
+    live.manager.tokens_per_output = tokens_per_output
+    fields = {"tools": FUNCTIONS, "include": ["message.output_text.logprobs"]}
+    events = events_of(create(live, stream=True, **fields).text)
+    before, call, after = events[-1]["response"]["output"]
+    assert call["type"] == "function_call"
+    # What stands before the arguments of a call goes with it, what ends it with what follows.
+    for message, text in ((before, "So:"), (after, "}\n</tool_call> Done.<|im_end|>")):
+        (part,) = message["content"]
+        assert "".join(entry["token"] for entry in part["logprobs"]) == text
+    said = "".join(one["delta"] for one in events if one["type"].endswith("text.delta"))
+    assert said == "So: Done."

@@ -3,6 +3,7 @@
 Event loop only.
 """
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -185,12 +186,21 @@ class OpenCall:
         yield self._event("response.output_item.done", item=self.item(status), **self._item_place)
 
     def item(self, status: ItemStatus) -> FunctionCallItem:
-        """Return the call as it is now."""
+        """Return the call as it is now; one that broke off is never complete."""
+        arguments = "".join(self._arguments)
         return FunctionCallItem(
             id=self._id,
             type="function_call",
-            status=status,
+            status="incomplete" if status == "completed" and not _is_json(arguments) else status,
             call_id=self._call_id,
             name=self._name,
-            arguments="".join(self._arguments),
+            arguments=arguments,
         )
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text, parse_int=str)  # as a number, one may have too many digits
+    except ValueError:
+        return False
+    return True

@@ -8,7 +8,7 @@ import pytest
 from api_schemas import load_json_text
 from tests.server.fakes import make_byte_level_tokenizer
 from tests.server.live import LiveServer, run_live
-from tests.server.responses import create
+from tests.server.responses import create, events_of
 from tests.server.test_tools import TOOLS
 from tests.server.test_tools_elsewhere import CUSTOM, FUNCTIONS, MESSAGES
 
@@ -97,3 +97,25 @@ def test_a_conversation_goes_on_after_a_broken_call_with_any_template(reading, a
         fields = {"tools": FUNCTIONS, "previous_response_id": first["id"], "input": [output]}
         assert create(live, **fields).status_code == 200
         assert READ[reading, arguments] in live.tokenizer.decode(live.manager.added[-1].input_ids)
+
+
+@pytest.mark.parametrize(
+    ("says", "statuses"),
+    [
+        (WRITES('{"a": 1}'), ["completed"]),
+        (WRITES('{"a": ' + "9" * 5000 + "}"), ["completed"]),
+        (WRITES(CUT)[: -len("}</tool_call>")], ["incomplete"]),
+        (WRITES('{"a": oops}'), ["incomplete", "completed"]),
+        (WRITES('{"a": oops}') + WRITES("{}"), ["incomplete", "completed", "completed"]),
+    ],
+    ids=["whole", "long number", "cut", "text", "text and a call"],
+)
+def test_a_call_that_broke_off_is_an_incomplete_item_of_a_response(live, says, statuses):
+    live.says(says)
+    whole = create(live, tools=FUNCTIONS).json()
+    assert whole["status"] == "completed", "the model ended by itself"
+    assert [item["status"] for item in whole["output"]] == statuses
+    events = events_of(create(live, tools=FUNCTIONS, stream=True).text)
+    done = [one["item"] for one in events if one["type"] == "response.output_item.done"]
+    assert [item["status"] for item in done] == statuses
+    assert events[-1]["response"]["output"] == done

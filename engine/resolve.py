@@ -4,7 +4,6 @@ Pure but for asking how much memory there is. Runs on the caller's thread, when 
 a setting that cannot be honoured is refused here, by name, before anything is allocated.
 """
 
-import logging
 import math
 from dataclasses import dataclass
 
@@ -12,31 +11,18 @@ import torch
 from transformers import CompileConfig
 
 from engine.attention.select_backend import BackendChoice, choose_backend
-from engine.cache.sizing import (
-    available_bytes,
-    bytes_per_block,
-    num_blocks_that_fit,
-    num_host_blocks_that_fit,
-)
+from engine.cache_budget import resolve_blocks, resolve_host_blocks, resolve_memory, step_bytes
 from engine.config import ContinuousBatchingConfig, WorkloadHints
 from engine.config_checks import check_config
-from engine.errors import CacheTooSmallError
 from engine.models.causal_lm import CausalLM
 from engine.models.probe import ModelGeometry
 from engine.runners.compile_options import CompileOptions, choose_compile
-
-logger = logging.getLogger(__name__)
 
 MAX_REQUESTS_PER_BATCH = 1024
 # A step of this many prompt tokens delays every running stream by its length. Source: a 135M model
 # prefills some 300 tokens a second and core, so 256 keep the delay near half a second.
 CPU_BATCH_TOKENS = 256
 GPU_BATCH_TOKENS = 8192
-# On a CPU the cache shares the memory with everything else. On a GPU processing logits takes
-# temporary tensors of the vocabulary's width. Source: the documented engine's defaults.
-CPU_MEMORY_FRACTION = 0.6
-GPU_MEMORY_FRACTION = 0.9
-GPU_MEMORY_FRACTION_WITH_PROCESSING = 0.8
 SAFETY_MARGINS = {"fifo": 0.15, "prefill_first": 0.0, "priority": 0.15}
 # Five tokens a second are about as slow as people read; a GPU can do better at little cost.
 CPU_STEP_SECONDS = 0.2
@@ -153,9 +139,9 @@ def resolve_config(
     reasons: dict[str, str] = {}
     max_batch_tokens = _resolve_batch_tokens(config, model.device, reasons)
     max_requests = _resolve_requests(config, hints, max_batch_tokens, reasons)
-    reserved = _step_bytes(model, max_batch_tokens, max_requests * (1 + config.max_draft_tokens))
-    memory = _resolve_memory(config, model, geometry, reserved, processes_logits=processes_logits)
-    num_blocks = _resolve_blocks(config, memory, reasons)
+    reserved = step_bytes(model, max_batch_tokens, max_requests * (1 + config.max_draft_tokens))
+    memory = resolve_memory(config, model, geometry, reserved, processes_logits=processes_logits)
+    num_blocks = resolve_blocks(config, memory, reasons)
     attention = _resolve_attention(config, model, geometry, reasons)
     return ResolvedConfig(
         page_size=config.page_size,
@@ -165,7 +151,7 @@ def resolve_config(
         max_blocks_per_request=_resolve_table_width(config, hints, attention, reasons),
         max_model_tokens=_resolve_model_tokens(model, num_blocks * config.page_size, reasons),
         num_reserved_blocks=_resolve_reserve(config, num_blocks, reasons),
-        num_host_blocks=_resolve_host_blocks(config, model, num_blocks, memory.block, reasons),
+        num_host_blocks=resolve_host_blocks(config, model, num_blocks, memory.block, reasons),
         step_time_target=_resolve_step_time(config, model.device, reasons),
         max_draft_tokens=config.max_draft_tokens,
         thread_niceness=config.thread_niceness,
@@ -227,79 +213,6 @@ def _resolve_requests(
     return min(wanted, max_batch_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """What the cache may be made of, in bytes.
-
-    Attributes:
-        available: What the process may still take.
-        fraction: Share of it that the cache and a step's tensors may take, unless the number of
-            blocks is given and this is not.
-        block: Size of one block.
-        reserved: What a step needs beside the cache.
-    """
-
-    available: int
-    fraction: float
-    block: int
-    reserved: int
-
-
-def _resolve_memory(
-    config: ContinuousBatchingConfig,
-    model: CausalLM,
-    geometry: ModelGeometry,
-    reserved: int,
-    *,
-    processes_logits: bool,
-) -> Memory:
-    fraction = _resolve_fraction(config, model.device, processes_logits=processes_logits)
-    block = bytes_per_block(geometry.layers, config.page_size, model.dtype)
-    return Memory(available_bytes(model.device), fraction, block, reserved)
-
-
-def _resolve_fraction(
-    config: ContinuousBatchingConfig, device: torch.device, *, processes_logits: bool
-) -> float:
-    if config.max_memory_percent is not None:
-        return config.max_memory_percent
-    if device.type == "cpu":
-        return CPU_MEMORY_FRACTION
-    if processes_logits or config.per_request_processors:
-        return GPU_MEMORY_FRACTION_WITH_PROCESSING
-    return GPU_MEMORY_FRACTION
-
-
-def _resolve_blocks(
-    config: ContinuousBatchingConfig, memory: Memory, reasons: dict[str, str]
-) -> int:
-    """Return the number of blocks: the one that is set if the memory allows it, or what fits."""
-    reasons["cache_bytes"] = f"{memory.block:,} bytes a block"
-    wanted = config.num_blocks
-    if wanted is None:
-        reasons["num_blocks"] = (
-            f"{memory.fraction:.0%} of {memory.available / 2**30:.1f} GiB available"
-        )
-        return num_blocks_that_fit(memory.available, memory.reserved, memory.block, memory.fraction)
-    needed = wanted * memory.block
-    if needed > memory.available:
-        raise CacheTooSmallError(
-            f"num_blocks is {wanted}, which takes {needed:,} bytes, but {memory.available:,} are "
-            "available; lower it or leave it out"
-        )
-    if config.max_memory_percent is not None:
-        allowed = int(memory.available * memory.fraction)
-        if needed + memory.reserved > allowed:
-            raise CacheTooSmallError(
-                f"num_blocks is {wanted}, which takes {needed:,} bytes and a step "
-                f"{memory.reserved:,} more, but max_memory_percent is {memory.fraction:g}, which "
-                f"allows {allowed:,} of the {memory.available:,} available; lower the one, raise "
-                "the other, or set only one of them"
-            )
-        reasons["num_blocks"] = f"as set; within {memory.fraction:.0%} of the memory available"
-    return wanted
-
-
 def _resolve_reserve(
     config: ContinuousBatchingConfig, num_blocks: int, reasons: dict[str, str]
 ) -> int:
@@ -308,33 +221,6 @@ def _resolve_reserve(
         margin = SAFETY_MARGINS[config.scheduler_type]
         reasons["num_reserved_blocks"] = f"{margin:.0%} of the blocks, {config.scheduler_type}"
     return int(margin * num_blocks)
-
-
-def _resolve_host_blocks(
-    config: ContinuousBatchingConfig,
-    model: CausalLM,
-    num_blocks: int,
-    block_bytes: int,
-    reasons: dict[str, str],
-) -> int:
-    space = config.cpu_offload_space
-    if space == 0:
-        return 0
-    left = available_bytes(torch.device("cpu"))
-    if model.device.type == "cpu":
-        left -= num_blocks * block_bytes  # the cache takes its part of the same memory
-    threshold = config.cpu_offload_space_safety_threshold
-    wanted = num_blocks if space is None else int(space * 2**30) // block_bytes
-    if space is not None and threshold == 1.0:
-        return wanted
-    allowed = num_host_blocks_that_fit(left, block_bytes, threshold)
-    if allowed < wanted:
-        reasons["num_host_blocks"] = f"{threshold:.0%} of {max(left, 0) / 2**30:.1f} GiB left"
-        if space is not None:
-            logger.warning("cpu_offload_space is cut from %d to %d blocks", wanted, allowed)
-    elif space is None:
-        reasons["num_host_blocks"] = "as many as in the cache"
-    return min(allowed, wanted)
 
 
 def _resolve_step_time(
@@ -373,20 +259,3 @@ def _resolve_model_tokens(model: CausalLM, cache_tokens: int, reasons: dict[str,
         return limit
     reasons["max_model_tokens"] = "what the cache holds"
     return cache_tokens
-
-
-def _step_bytes(model: CausalLM, max_batch_tokens: int, max_rows: int) -> int:
-    """Return what a step needs beside weights and cache, in bytes.
-
-    Logits of at most so many rows in the model's dtype, in fp32 and once more for processing;
-    activations of one layer: hidden states, queries, keys, values and the widened MLP, each about
-    twice.
-    """
-    config = model.text_config
-    hidden = int(getattr(config, "hidden_size", 0) or 0)
-    widened = getattr(config, "intermediate_size", 0) or 4 * hidden
-    # Some models name a width for each layer.
-    widened = max(widened) if isinstance(widened, list | tuple) else int(widened)
-    logits = min(max_batch_tokens, max_rows) * model.vocab_size * (model.dtype.itemsize + 8)
-    activations = max_batch_tokens * (8 * hidden + 3 * widened) * model.dtype.itemsize
-    return logits + activations

@@ -12,6 +12,7 @@ from engine import (
     ContinuousBatchingConfig,
     UnsupportedConfigError,
     WorkloadHints,
+    cache_budget,
     resolve,
 )
 from engine import manager as manager_module
@@ -34,7 +35,7 @@ GPU_MODEL = {
 def memory(monkeypatch):
     """A machine with 1 GiB to give; the test may change it."""
     memory = SimpleNamespace(available=GIB)
-    monkeypatch.setattr(resolve, "available_bytes", lambda device: memory.available)
+    monkeypatch.setattr(cache_budget, "available_bytes", lambda device: memory.available)
     return memory
 
 
@@ -128,7 +129,7 @@ def test_the_default_share_on_a_gpu_depends_on_logit_processing(
         shares.append(memory.fraction)
         return 8
 
-    monkeypatch.setattr(resolve, "_resolve_blocks", note)
+    monkeypatch.setattr(resolve, "resolve_blocks", note)
     model = SimpleNamespace(**GPU_MODEL)
     for fields in ({}, {"per_request_processors": True}, {"max_memory_percent": 0.25}):
         resolve_config(
@@ -160,7 +161,7 @@ def test_num_blocks_and_a_share_of_the_memory_must_agree(resolved, memory):
     block_bytes = resolved(num_blocks=8).cache_bytes // 8
     alone = GIB // block_bytes
     assert resolved(num_blocks=alone).num_blocks == alone
-    reserved = resolve._step_bytes(resolved.model, 256, 256)
+    reserved = cache_budget.step_bytes(resolved.model, 256, 256)
     most = (GIB // 2 - reserved) // block_bytes
     both = resolved(num_blocks=most, max_memory_percent=0.5)
     assert both.num_blocks == most
@@ -299,7 +300,7 @@ def test_a_memory_that_holds_no_two_blocks_is_refused(resolved, memory):
 
 
 def test_a_bad_value_is_refused_before_the_memory_is_asked_for(resolved, monkeypatch):
-    monkeypatch.setattr(resolve, "available_bytes", lambda device: pytest.fail("asked"))
+    monkeypatch.setattr(cache_budget, "available_bytes", lambda device: pytest.fail("asked"))
     with pytest.raises(UnsupportedConfigError):
         resolved(page_size=1)
 

@@ -2,12 +2,13 @@
 
     python -m benchmarks.attention
     python -m benchmarks.attention --model llama-3.2-1b --context 1000 4000
+    python -m benchmarks.attention --kv fp32 bf16 fp16 int8
 
 One layer over a paged cache whose blocks lie in any order.
 
-    decode     one query over a context; "of reading" is against a plain sum over as many bytes as
-               its keys and values take. Several requests take turns, so that nothing is found in
-               the caches of the processor
+    decode     one query over a context, its keys and values kept in each of the formats; "of
+               reading" is against a plain sum over as many bytes as they take. Several requests
+               take turns, so that nothing is found in the caches of the processor
     prefill    a whole prompt; "x torch" is against scaled_dot_product_attention, with the
                keys of shared heads copied for it beforehand
 """
@@ -16,6 +17,7 @@ import argparse
 import itertools
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from rich.console import Console
@@ -30,19 +32,26 @@ from engine.attention.cpu import CpuBackend
 from engine.attention.interface import AttentionOptions
 from engine.batch import BatchInputs
 from engine.cache.block_memory import allocate_blocks
+from engine.cache.row_formats import KV_CACHE_DTYPES, choose_rows, encode_rows, row_width
 from engine.kernels.cpu.library import kernels
 
 # Query heads, key heads, width of a head.
 MODELS = {"smollm2-135m": (9, 3, 64), "qwen3-0.6b": (16, 8, 128), "llama-3.2-1b": (32, 8, 64)}
 PAGE_SIZE = 32
 
-Measure = Callable[[tuple[int, int, int], int, float], tuple[str, ...]]
-
 
 class Layer:
     """Requests of one length in a cache of one layer, and the backend that reads it."""
 
-    def __init__(self, shape: tuple[int, int, int], context: int, new: int, count: int = 1) -> None:
+    def __init__(
+        self,
+        shape: tuple[int, int, int],
+        context: int,
+        new: int,
+        *,
+        count: int = 1,
+        rows: torch.dtype = torch.float32,
+    ) -> None:
         """Fill a cache.
 
         Args:
@@ -50,21 +59,18 @@ class Layer:
             context: Positions of each request.
             new: How many of them are this step's.
             count: Requests.
+            rows: How keys and values are kept.
         """
         heads, kv_heads, width = shape
         num_pages = -(-context // PAGE_SIZE)
-        blocks = (count * num_pages, PAGE_SIZE, kv_heads, width)
         self.keys, self.values = (
-            allocate_blocks(
-                blocks, dtype=torch.float32, device=torch.device("cpu"), heads_first=True
-            ).normal_()
-            for _ in range(2)
+            _fill((count * num_pages, PAGE_SIZE, kv_heads, width), rows) for _ in range(2)
         )
         self.query = torch.randn(new, heads, width)
         self.options = AttentionOptions(width**-0.5)
         none = torch.empty(0, dtype=torch.int64)
         self.backends = [CpuBackend(PAGE_SIZE, kernels()) for _ in range(count)]
-        tables = torch.randperm(blocks[0], dtype=torch.int32).view(count, num_pages)
+        tables = torch.randperm(count * num_pages, dtype=torch.int32).view(count, num_pages)
         for backend, table in zip(self.backends, tables, strict=True):
             backend.plan(BatchInputs(none, none, none, table[None], [0, new], [context], none))
 
@@ -73,16 +79,33 @@ class Layer:
         return self.backends[request].attend(self.query, self.keys, self.values, self.options)
 
 
-def measure_decode(shape: tuple[int, int, int], context: int, seconds: float) -> tuple[str, ...]:
+def _fill(shape: tuple[int, int, int, int], rows: torch.dtype) -> torch.Tensor:
+    """Return blocks of random numbers: [num_blocks, page_size, Hkv, W]."""
+    num_blocks, page_size, num_heads, width = shape
+    blocks = allocate_blocks(
+        (num_blocks, page_size, num_heads, row_width(width, rows)),
+        dtype=rows,
+        device=torch.device("cpu"),
+        heads_first=True,
+    )
+    for block in blocks:
+        block.copy_(encode_rows(torch.randn(shape[1:]), rows))
+    return blocks
+
+
+def measure_decode(
+    shape: tuple[int, int, int], context: int, seconds: float, kv: str
+) -> tuple[str, ...]:
     """Return the cells of one query over a context."""
-    num_bytes = 2 * 4 * context * shape[1] * shape[2]
+    rows = choose_rows(kv, torch.float32, torch.device("cpu"))
+    num_bytes = 2 * context * shape[1] * row_width(shape[2], rows) * rows.itemsize
     count = -(-SPREAD_BYTES // num_bytes)
-    layer = Layer(shape, context, 1, count)
+    layer = Layer(shape, context, 1, count=count, rows=rows)
     parts = [torch.ones(num_bytes // 4) for _ in range(count)]
     requests, sums = itertools.cycle(range(count)), itertools.cycle(parts)
     times = best_times([lambda: layer.attend(next(requests)), lambda: next(sums).sum()], seconds)
     rate, reading = (num_bytes / time / 1e9 for time in times)
-    return ("decode", str(context), f"{rate:.1f} GB/s", f"{reading:.1f} GB/s",
+    return (f"decode {kv}", str(context), f"{rate:.1f} GB/s", f"{reading:.1f} GB/s",
             f"{rate / reading:.0%} of reading")  # fmt: skip
 
 
@@ -111,6 +134,9 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--model", choices=MODELS, default="smollm2-135m", help="whose shape")
+    parser.add_argument(
+        "--kv", nargs="+", choices=KV_CACHE_DTYPES[1:], default=["fp32"], help="formats (fp32)"
+    )
     parser.add_argument("--context", type=int, nargs="+", default=[500, 4000], metavar="N")
     parser.add_argument("--prompt", type=int, nargs="+", default=[100, 1000], metavar="N")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each case (1)")
@@ -126,10 +152,14 @@ def main(arguments: list[str]) -> None:
     torch.manual_seed(0)
     shape = MODELS[options.model]
     table = Table("", "positions", "ours", "beside it", "")
-    todo: list[tuple[Measure, int]] = [(measure_decode, n) for n in options.context]
-    todo += [(measure_prefill, n) for n in options.prompt]
-    for measure, length in track(todo, "Measuring", console=Console(stderr=True)):
-        table.add_row(*measure(shape, length, options.seconds))
+    todo: list[Callable[[], tuple[str, ...]]] = [
+        partial(measure_decode, shape, context, options.seconds, kv)
+        for kv in options.kv
+        for context in options.context
+    ]
+    todo += [partial(measure_prefill, shape, length, options.seconds) for length in options.prompt]
+    for measure in track(todo, "Measuring", console=Console(stderr=True)):
+        table.add_row(*measure())
     console = Console(width=None if sys.stdout.isatty() else 100)
     print_facts(console, describe_machine(), "attention", arguments)
     console.print(table)

@@ -1,7 +1,8 @@
-"""What weights of fewer bits cost in quality: perplexity of a fixed text, and equal choices.
+"""What fewer bits cost in quality, of weights or of the cache: perplexity, and equal choices.
 
     python -m benchmarks.quality                     the default model
     python -m benchmarks.quality MODEL --tokens 8192
+    python -m benchmarks.quality --kv bf16 fp16 int8
 
 The text is the manual that comes with Python (`pydoc_data.topics`), cut into windows that a model
 reads from their beginning. Each format is compared with the same model in float32:
@@ -13,6 +14,9 @@ reads from their beginning. Each format is compared with the same model in float
 Where a model's own weights have 4 bits already, as the default model's, rounding them to the same
 groups of 32 loses next to nothing. "int4 shifted" rounds with groups that begin 16 columns further:
 what 4 bits cost a model whose weights were not made for them. "+int8": with activations of 8 bits.
+
+With `--kv` it is not the weights that are rounded, which stay float32, but keys and values, as a
+cache of that format does it.
 """
 
 import argparse
@@ -33,6 +37,8 @@ from transformers import AutoTokenizer, PreTrainedModel
 import engine
 from benchmarks.host import print_facts
 from benchmarks.machine import describe_machine
+from benchmarks.rounded_cache import round_keys_and_values
+from engine.cache.row_formats import KV_CACHE_DTYPES
 from engine.kernels.cpu.quantized_linear import Format
 from engine.models.quantization import quantize
 from engine.models.weight_formats import FORMATS
@@ -110,6 +116,27 @@ def load(stored: StoredModel, weights: str) -> PreTrainedModel:
     return model
 
 
+def load_weights(stored: StoredModel) -> dict[str, PreTrainedModel]:
+    """Return the model with its weights in each format that there is here, by name."""
+    models = {}
+    rounded = [f"{weights}+int8" for weights in ("auto", "int8", "int4")]
+    for weights in ("fp32", "auto", *FORMATS, *rounded, SHIFTED):
+        try:
+            models[weights] = load(stored, weights)
+        except engine.UnsupportedConfigError as error:
+            print(f"left out: {error}", file=sys.stderr)
+    return models
+
+
+def load_rounded_caches(stored: StoredModel, formats: Sequence[str]) -> dict[str, PreTrainedModel]:
+    """Return the model in float32 over a cache of each format, by name."""
+    models = {"fp32": load(stored, "fp32")}
+    for name in formats:
+        models[name] = load(stored, "fp32")
+        round_keys_and_values(models[name], name)
+    return models
+
+
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(
@@ -118,6 +145,9 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("model", nargs="?", default="", help="a folder, GGUF file or hub name")
+    parser.add_argument(
+        "--kv", nargs="+", choices=KV_CACHE_DTYPES[1:], default=[], help="formats of the cache"
+    )
     parser.add_argument("--tokens", type=int, default=4096, metavar="N", help="of the text (4096)")
     return parser.parse_args(arguments)
 
@@ -127,23 +157,17 @@ def main(arguments: Sequence[str]) -> None:
     options = parse_arguments(arguments)
     stored = find_model(ModelSettings(path=options.model), cache_folder())
     windows, digest = read_windows(stored, options.tokens)
-    models = {}
-    rounded = [f"{weights}+int8" for weights in ("auto", "int8", "int4")]
-    for weights in ("fp32", "auto", *FORMATS, *rounded, SHIFTED):
-        try:
-            models[weights] = load(stored, weights)
-        except engine.UnsupportedConfigError as error:
-            print(f"left out: {error}", file=sys.stderr)
-    qualities = {weights: Quality() for weights in models}
+    models = load_rounded_caches(stored, options.kv) if options.kv else load_weights(stored)
+    qualities = {name: Quality() for name in models}
     for window in track(windows, "Reading", console=Console(stderr=True)):
         reference = log_probabilities(models["fp32"], window)
-        for weights, model in models.items():
-            is_reference = weights == "fp32"
+        for name, model in models.items():
+            is_reference = name == "fp32"
             ours = reference if is_reference else log_probabilities(model, window)
-            qualities[weights].add(window, ours, reference)
-    table = Table("weights", "perplexity", "same choice", "divergence")
-    for weights, quality in qualities.items():
-        table.add_row(weights, *quality.cells)
+            qualities[name].add(window, ours, reference)
+    table = Table("cache" if options.kv else "weights", "perplexity", "same choice", "divergence")
+    for name, quality in qualities.items():
+        table.add_row(name, *quality.cells)
     console = Console()
     print_facts(console, describe_machine(), "quality", arguments)
     console.print(f"{'text':>14}  {windows.numel()} tokens of sha256 {digest}...")

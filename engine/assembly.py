@@ -72,7 +72,7 @@ def _make_cache(
         geometry.layers,
         num_blocks,
         resolved.page_size,
-        dtype=model.dtype,
+        dtype=resolved.kv_cache_dtype,
         device=model.device,
         heads_first=resolved.attention.heads_first,
     )

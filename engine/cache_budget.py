@@ -10,14 +10,12 @@ import torch
 
 from engine.cache.sizing import (
     available_bytes,
-    bytes_per_block,
     num_blocks_that_fit,
     num_host_blocks_that_fit,
 )
 from engine.config import ContinuousBatchingConfig
 from engine.errors import CacheTooSmallError
 from engine.models.causal_lm import CausalLM
-from engine.models.probe import ModelGeometry
 
 logger = logging.getLogger(__name__)
 
@@ -49,22 +47,21 @@ class Memory:
 def resolve_memory(
     config: ContinuousBatchingConfig,
     model: CausalLM,
-    geometry: ModelGeometry,
+    block: int,
     reserved: int,
     *,
     processes_logits: bool,
 ) -> Memory:
-    """Ask how much memory there is, and say what a block takes of it.
+    """Ask how much memory there is, and say what is to be made of it.
 
     Args:
         config: What the user set.
         model: The model, whose device the cache lies on.
-        geometry: Its attention layers.
+        block: Size of one block, in bytes.
         reserved: What a step needs beside the cache, in bytes.
         processes_logits: Whether a request that says nothing processes its logits.
     """
     fraction = _resolve_fraction(config, model.device, processes_logits=processes_logits)
-    block = bytes_per_block(geometry.layers, config.page_size, model.dtype)
     return Memory(available_bytes(model.device), fraction, block, reserved)
 
 

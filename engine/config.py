@@ -65,6 +65,8 @@ class ContinuousBatchingConfig:
             compute for it, stand back behind the program's other threads when there are too few
             processors for all: 0 not at all, 19 the most; Linux only. An event loop that waits for
             the engine's thread makes each of its clients wait.
+        kv_cache_dtype: Not in the documentation. How keys and values are kept: "fp32", "bf16",
+            "fp16" or "int8"; "auto" is the dtype of the model. On a GPU there is no other.
 
     Source: the public documentation of transformers' class of the same name.
     """
@@ -101,6 +103,7 @@ class ContinuousBatchingConfig:
     step_time_target: float | None = None
     max_draft_tokens: int = 0
     thread_niceness: int = 2
+    kv_cache_dtype: str = "auto"
 
     DEPRECATED_FIELDS: ClassVar[tuple[str, ...]] = (
         "use_default_compile_configs",

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import torch
 
+from engine.cache.row_formats import KV_CACHE_DTYPES
 from engine.config import ContinuousBatchingConfig
 from engine.errors import UnsupportedConfigError
 from engine.runners.compile_options import LEVELS
@@ -85,6 +86,10 @@ _RANGES: dict[str, tuple[str, Callable[[object], bool]]] = {
     "default_compile_level": (
         "a whole number from 0 to 3",
         lambda value: _is_count(0)(value) and value in (0, *LEVELS),
+    ),
+    "kv_cache_dtype": (
+        f"one of {', '.join(KV_CACHE_DTYPES)}",
+        lambda value: value in KV_CACHE_DTYPES,
     ),
     "scheduler_type": (f"one of {', '.join(SCHEDULERS)}", lambda value: value in SCHEDULERS),
 }

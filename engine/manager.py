@@ -77,7 +77,7 @@ class ContinuousBatchingManager:
             processes_logits=default_processes_logits(generation_config, causal_lm.vocab_size),
             fallback_compile=generation_config.compile_config,
         )
-        check_once(causal_lm, model.geometry, resolved.attention)
+        check_once(causal_lm, model.geometry, resolved.attention, resolved.kv_cache_dtype)
         self.limits = SamplingLimits(
             vocab_size=causal_lm.vocab_size,
             max_model_tokens=resolved.max_model_tokens,

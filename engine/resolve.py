@@ -11,6 +11,8 @@ import torch
 from transformers import CompileConfig
 
 from engine.attention.select_backend import BackendChoice, choose_backend
+from engine.cache.row_formats import choose_rows, dtype_name
+from engine.cache.sizing import bytes_per_block
 from engine.cache_budget import resolve_blocks, resolve_host_blocks, resolve_memory, step_bytes
 from engine.config import ContinuousBatchingConfig, WorkloadHints
 from engine.config_checks import check_config
@@ -27,6 +29,11 @@ SAFETY_MARGINS = {"fifo": 0.15, "prefill_first": 0.0, "priority": 0.15}
 # Five tokens a second are about as slow as people read; a GPU can do better at little cost.
 CPU_STEP_SECONDS = 0.2
 GPU_STEP_SECONDS = 0.05
+# Fields that are numbers already.
+AS_SET = (
+    "page_size", "max_draft_tokens", "thread_niceness", "max_queue_size", "allow_block_sharing",
+    "scheduler_type", "return_logprobs", "seed",
+)  # fmt: skip
 # Width of the decode path's block table without a hint. Source: the documented engine's default.
 BLOCKS_PER_REQUEST = 32
 
@@ -54,6 +61,7 @@ class ResolvedConfig:
         return_logprobs: Whether each token's log-probability is reported.
         seed: Seed that unseeded requests derive theirs from; None draws at random.
         cache_bytes: Size of the cache when full, in bytes.
+        kv_cache_dtype: Of the rows that keys and values are kept in, see `cache.row_formats`.
         attention: The attention backend.
         varlen_compile: How batches of any kind are compiled; None is not at all.
         decode_compile: How batches are compiled in which every row computes one token; likewise.
@@ -77,6 +85,7 @@ class ResolvedConfig:
     return_logprobs: bool
     seed: int | None
     cache_bytes: int
+    kv_cache_dtype: torch.dtype
     attention: BackendChoice
     varlen_compile: CompileOptions | None
     decode_compile: CompileOptions | None
@@ -104,6 +113,7 @@ class ResolvedConfig:
             "scheduler_type": self.scheduler_type,
             "return_logprobs": str(self.return_logprobs),
             "seed": "random" if self.seed is None else str(self.seed),
+            "kv_cache_dtype": dtype_name(self.kv_cache_dtype),
             "attention": self.attention.name,
             "varlen_compile": self.varlen_compile.describe() if self.varlen_compile else "no",
             "decode_compile": self.decode_compile.describe() if self.decode_compile else "no",
@@ -140,11 +150,13 @@ def resolve_config(
     max_batch_tokens = _resolve_batch_tokens(config, model.device, reasons)
     max_requests = _resolve_requests(config, hints, max_batch_tokens, reasons)
     reserved = step_bytes(model, max_batch_tokens, max_requests * (1 + config.max_draft_tokens))
-    memory = resolve_memory(config, model, geometry, reserved, processes_logits=processes_logits)
+    rows = _resolve_rows(config, model, reasons)
+    block = bytes_per_block(geometry.layers, config.page_size, rows)
+    memory = resolve_memory(config, model, block, reserved, processes_logits=processes_logits)
     num_blocks = resolve_blocks(config, memory, reasons)
     attention = _resolve_attention(config, model, geometry, reasons)
     return ResolvedConfig(
-        page_size=config.page_size,
+        **{name: getattr(config, name) for name in AS_SET},
         num_blocks=num_blocks,
         max_batch_tokens=max_batch_tokens,
         max_requests_per_batch=max_requests,
@@ -153,19 +165,21 @@ def resolve_config(
         num_reserved_blocks=_resolve_reserve(config, num_blocks, reasons),
         num_host_blocks=resolve_host_blocks(config, model, num_blocks, memory.block, reasons),
         step_time_target=_resolve_step_time(config, model.device, reasons),
-        max_draft_tokens=config.max_draft_tokens,
-        thread_niceness=config.thread_niceness,
-        max_queue_size=config.max_queue_size,
-        allow_block_sharing=config.allow_block_sharing,
-        scheduler_type=config.scheduler_type,
-        return_logprobs=config.return_logprobs,
-        seed=config.seed,
         cache_bytes=num_blocks * memory.block,
+        kv_cache_dtype=rows,
         attention=attention,
         varlen_compile=choose_compile("varlen", config, fallback_compile, reasons),
         decode_compile=choose_compile("decode", config, fallback_compile, reasons),
         reasons=reasons,
     )
+
+
+def _resolve_rows(
+    config: ContinuousBatchingConfig, model: CausalLM, reasons: dict[str, str]
+) -> torch.dtype:
+    if config.kv_cache_dtype == "auto":
+        reasons["kv_cache_dtype"] = "the model's own"
+    return choose_rows(config.kv_cache_dtype, model.dtype, model.device)
 
 
 def _resolve_attention(

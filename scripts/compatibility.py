@@ -128,6 +128,8 @@ DIFFERENCES = {
     "keep their pace.",
     "max_draft_tokens": "Not documented, ours: tokens guessed from what followed the same ones "
     "before are computed beside the known ones. Answers do not change, sampled ones neither.",
+    "kv_cache_dtype": "Not documented, ours: on a CPU keys and values in bf16, fp16 or int8 take a "
+    "half or a quarter of the memory that fp32 takes. What it costs: docs/quantisation.md.",
     "thread_niceness": "Not documented, ours: how far the engine's thread stands back when it and "
     "the event loop want the same processor.",
 }

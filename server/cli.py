@@ -128,6 +128,12 @@ def _add_serve_options(parser: argparse.ArgumentParser) -> None:
         help="what weights of 8 and 4 bits are multiplied with on a CPU: fp32, or int8, which is "
         "two to four times as fast",
     )
+    parser.add_argument(
+        "--kv-cache-dtype",
+        metavar="FORMAT",
+        help="what keys and values are kept as on a CPU: auto (the model's dtype), fp32, bf16, "
+        "fp16 or int8, which takes a quarter of the memory",
+    )
     _add_network_options(parser)
     _add_settings_options(parser)
 
@@ -202,6 +208,7 @@ def _named_overrides(options: argparse.Namespace) -> list[str]:
         "model.served_names": "served_name",
         "model.weights": "weights",
         "model.activations": "activations",
+        "engine.kv_cache_dtype": "kv_cache_dtype",
         "server.host": "host",
         "security.api_keys_file": "api_keys_file",
         "security.admin_keys_file": "admin_keys_file",

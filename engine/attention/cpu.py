@@ -1,4 +1,4 @@
-"""Attention by our own kernel: fp32 on a CPU, straight over the block tables.
+"""Attention by our own kernel: fp32 on a CPU, straight over the block tables, rows of any format.
 
 Engine thread only. Nothing is gathered, no mask is built, heads that share keys read them once. The
 arithmetic is checked against `torch_reference`.
@@ -11,6 +11,8 @@ import torch
 
 from engine.attention.interface import AttentionOptions
 from engine.batch import BatchInputs
+from engine.cache.row_formats import head_width
+from engine.kernels.cpu.kv_rows import KV_FORMATS
 
 
 class CpuBackend:
@@ -48,9 +50,9 @@ class CpuBackend:
         assert self.inputs is not None
         query = query.contiguous()
         num_tokens, num_heads, key_dim = query.shape
-        num_kv_heads, value_dim = values.shape[2:]
+        num_kv_heads, value_dim = values.shape[2], head_width(values)
         # Heads come first in the memory of a block.
-        assert (keys.stride(1), values.stride(1)) == (key_dim, value_dim)
+        assert (keys.stride(1), values.stride(1)) == (keys.shape[3], values.shape[3])
         output = torch.empty(num_tokens, num_heads, value_dim)
         table = self.inputs.block_table
         sinks = options.sinks
@@ -59,7 +61,7 @@ class CpuBackend:
         sizes = np.array(
             (
                 *table.shape, self.page_size, num_heads, num_kv_heads, key_dim, value_dim,
-                options.sliding_window or 0, torch.get_num_threads(),
+                options.sliding_window or 0, torch.get_num_threads(), KV_FORMATS[keys.dtype],
             ),
             dtype=np.int64,
         )  # fmt: skip

@@ -82,8 +82,9 @@ class AttentionBackend(Protocol):
 
         Args:
             query: [T, H, D].
-            keys: [num_blocks, page_size, Hkv, D], this step's included.
-            values: [num_blocks, page_size, Hkv, Dv].
+            keys: [num_blocks, page_size, Hkv, W] rows, this step's included; what the W elements
+                mean says `engine.cache.row_formats`.
+            values: [num_blocks, page_size, Hkv, Wv].
             options: How the layer attends.
 
         Returns:

@@ -17,7 +17,7 @@ class PagedAttention:
         cache: Where keys and values lie.
         backend: How queries look at them.
         position_of: Which of the cache's layers is the one of a `layer_idx`.
-        slots: [T] int64, where the step's keys and values go.
+        places: Where the step's keys and values go.
     """
 
     def __init__(
@@ -33,13 +33,11 @@ class PagedAttention:
         self.cache = cache
         self.backend = backend
         self.position_of = {layer: position for position, layer in enumerate(layer_indices)}
-        self.slots = torch.empty(0, dtype=torch.int64)
-        self._places = (self.slots, self.slots)
+        self.places = cache.locate(torch.empty(0, dtype=torch.int64))
 
     def begin_step(self, inputs: BatchInputs) -> None:
-        """Take the step's slots and let the backend plan."""
-        self.slots = inputs.slots
-        self._places = self.cache.locate(inputs.slots)
+        """Find the step's places and let the backend plan."""
+        self.places = self.cache.locate(inputs.slots)
         self.backend.plan(inputs)
 
     def attend(
@@ -52,7 +50,7 @@ class PagedAttention:
     ) -> torch.Tensor:
         """See `StepAttention.attend`."""
         position = self.position_of[layer]
-        self.cache.write(position, self._places, key, value)
+        self.cache.write(position, self.places, key, value)
         return self.backend.attend(
             query, self.cache.keys[position], self.cache.values[position], options
         )

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from engine.attention.interface import AttentionOptions
 from engine.batch import BatchInputs
+from engine.cache.row_formats import decode_rows, head_width
 
 
 @dataclass(slots=True)
@@ -47,7 +48,7 @@ class _Span:
         return max(0, self.num_context - self.num_queries - window + 1)
 
     def visible(self, cached: torch.Tensor, window: int | None) -> torch.Tensor:
-        """Return [L, Hkv, D], the rows of `cached` that the queries may see."""
+        """Return [L, Hkv, W], the rows of `cached` that the queries may see."""
         low = self.first_visible(window)
         first, last = low // self.page_size, -(-self.num_context // self.page_size)
         if self.first_block is not None:
@@ -110,7 +111,7 @@ class TorchReferenceBackend:
     ) -> torch.Tensor:
         """See `AttentionBackend.attend`."""
         num_heads, num_kv_heads = query.shape[1], keys.shape[2]
-        output = query.new_empty(query.shape[0], num_heads, values.shape[-1])
+        output = query.new_empty(query.shape[0], num_heads, head_width(values))
         for span in self._spans:
             rows = slice(span.first_query, span.first_query + span.num_queries)
             # [Hkv, G, q, D]: heads that share keys stand together, so keys are never repeated.
@@ -119,9 +120,13 @@ class TorchReferenceBackend:
                 .view(span.num_queries, num_kv_heads, -1, query.shape[2])
                 .permute(1, 2, 0, 3)
             )
-            span_keys = span.visible(keys, options.sliding_window).permute(1, 0, 2)
-            span_values = span.visible(values, options.sliding_window).permute(1, 0, 2)
-            result = _attend_span(grouped, span_keys, span_values, span, options)
+            span_keys, span_values = (
+                decode_rows(span.visible(cached, options.sliding_window), query.dtype)
+                for cached in (keys, values)
+            )
+            result = _attend_span(
+                grouped, span_keys.permute(1, 0, 2), span_values.permute(1, 0, 2), span, options
+            )
             output[rows] = result.permute(2, 0, 1, 3).flatten(1, 2)
         return output
 

@@ -2,19 +2,39 @@
 
 Owned by the engine thread. Each layer has one tensor of keys and one of values:
 
-    keys[layer]  [num_blocks, page_size, Hkv, D]      slot = block_id * page_size + offset
+    keys[layer]  [num_blocks, page_size, Hkv, W]      slot = block_id * page_size + offset
 
-How a block lies in memory is up to who reads it, see `block_memory`.
+How a block lies in memory is up to who reads it, see `block_memory`; what the W elements of a row
+mean says `row_formats`.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from engine.batch import BlockCopy
 from engine.cache.block_memory import allocate_blocks
 from engine.cache.offload import allocate_host_tensors
+from engine.cache.row_formats import encode_rows, row_width
 from engine.cache.sizing import LayerGeometry
+from engine.kernels.cpu.kv_rows import store_kv_rows
+from engine.kernels.cpu.library import kernels
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the tokens of a step are kept: [T] int64 each.
+
+    Attributes:
+        slots: As the scheduler numbers them.
+        blocks: The block of each.
+        offsets: The position in it.
+    """
+
+    slots: torch.Tensor
+    blocks: torch.Tensor
+    offsets: torch.Tensor
 
 
 class PagedCache:
@@ -36,21 +56,23 @@ class PagedCache:
             layers: What each keeps per position.
             num_blocks: Blocks.
             page_size: Positions in a block.
-            dtype: Of what is kept.
+            dtype: Of the rows, see `row_formats`.
             device: Where.
-            heads_first: How a block lies in memory, see `block_memory`.
+            heads_first: How a block lies in memory, see `block_memory`. Our kernels, which want it
+                so, also write the rows.
         """
         self.layers = list(layers)
         self.page_size = page_size
         self.num_blocks = num_blocks
 
         def allocate(num_heads: int, width: int) -> torch.Tensor:
-            shape = (num_blocks, page_size, num_heads, width)
+            shape = (num_blocks, page_size, num_heads, row_width(width, dtype))
             return allocate_blocks(shape, dtype=dtype, device=device, heads_first=heads_first)
 
         self.keys = [allocate(layer.num_kv_heads, layer.key_dim) for layer in layers]
         self.values = [allocate(layer.num_kv_heads, layer.value_dim) for layer in layers]
 
+        self._library = kernels() if heads_first else None
         self._tensors = (*self.keys, *self.values)
         self._host_tensors: list[torch.Tensor] = []
 
@@ -58,27 +80,25 @@ class PagedCache:
         """Allocate a buffer on the host, whose blocks are numbered after the cache's own."""
         self._host_tensors = allocate_host_tensors(self._tensors, num_blocks)
 
-    def locate(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the blocks and the offsets in them of slots: [T] int64 each."""
-        return slots // self.page_size, slots % self.page_size
+    def locate(self, slots: torch.Tensor) -> Places:
+        """Return where slots are: [T] int64."""
+        return Places(slots, slots // self.page_size, slots % self.page_size)
 
-    def write(
-        self,
-        layer: int,
-        places: tuple[torch.Tensor, torch.Tensor],
-        keys: torch.Tensor,
-        values: torch.Tensor,
-    ) -> None:
+    def write(self, layer: int, places: Places, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Store the keys and values of one layer for this step's tokens.
 
         Args:
             layer: Index of the layer.
-            places: Where, as `locate` returns it.
+            places: Where.
             keys: [T, Hkv, D] in any float dtype.
             values: [T, Hkv, Dv].
         """
-        self.keys[layer].index_put_(places, keys.to(self.keys[layer].dtype))
-        self.values[layer].index_put_(places, values.to(self.values[layer].dtype))
+        for cached, numbers in ((self.keys[layer], keys), (self.values[layer], values)):
+            if self._library is None:
+                rows = encode_rows(numbers, cached.dtype)
+                cached.index_put_((places.blocks, places.offsets), rows)
+            else:
+                store_kv_rows(self._library, numbers.float(), cached, places.slots)
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Copy the leading slots of blocks, in the given order, within the cache or to the host.

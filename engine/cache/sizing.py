@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from engine.cache.row_formats import row_width
 from engine.errors import CacheTooSmallError
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -37,9 +38,18 @@ class LayerGeometry:
 
 
 def bytes_per_block(layers: Sequence[LayerGeometry], page_size: int, dtype: torch.dtype) -> int:
-    """Return the bytes of one block: a page of keys and values for every layer."""
-    values = sum(layer.num_kv_heads * (layer.key_dim + layer.value_dim) for layer in layers)
-    return values * page_size * dtype.itemsize
+    """Return the bytes of one block: a page of keys and values for every layer.
+
+    Args:
+        layers: What each keeps per position.
+        page_size: Positions in a block.
+        dtype: Of the rows, see `row_formats`.
+    """
+    elements = sum(
+        layer.num_kv_heads * (row_width(layer.key_dim, dtype) + row_width(layer.value_dim, dtype))
+        for layer in layers
+    )
+    return elements * page_size * dtype.itemsize
 
 
 def num_blocks_that_fit(

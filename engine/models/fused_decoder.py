@@ -116,7 +116,7 @@ class FusedDecoder(Replacement):
         return CachedStep(
             cache.keys,
             cache.values,
-            attention.slots,
+            attention.places.slots,
             backend.inputs.block_table,
             backend.query_starts,
             backend.context_lengths,

@@ -14,6 +14,7 @@ from engine.attention.paged_attention import PagedAttention
 from engine.attention.select_backend import BackendChoice, choose_backend, make_backend
 from engine.batch import BatchInputs
 from engine.cache.paged_cache import PagedCache
+from engine.cache.row_formats import dtype_name
 from engine.cache.sizing import LayerGeometry
 from engine.errors import UnsupportedModelError
 from engine.models.causal_lm import CausalLM
@@ -106,7 +107,10 @@ def default_attention(model: CausalLM, geometry: ModelGeometry) -> BackendChoice
 
 
 def self_check(
-    model: CausalLM, geometry: ModelGeometry, attention: BackendChoice | None = None
+    model: CausalLM,
+    geometry: ModelGeometry,
+    attention: BackendChoice | None = None,
+    rows: torch.dtype | None = None,
 ) -> float:
     """Compare packed, paged logits of two short prompts with the model's own forward.
 
@@ -114,6 +118,7 @@ def self_check(
         model: Computes both.
         geometry: Its attention layers.
         attention: The backend to check; None takes the one that runs by default.
+        rows: Dtype of the rows of the cache, see `cache.row_formats`; None is the model's.
 
     Returns:
         The largest difference, relative to the largest logit.
@@ -123,7 +128,8 @@ def self_check(
     """
     prompts = _check_prompts(model.vocab_size)
     attention = attention or default_attention(model, geometry)
-    packed = _paged_logits(model, geometry, prompts, attention)
+    rows = rows or model.dtype
+    packed = _paged_logits(model, geometry, prompts, attention, rows)
     differences = []
     for prompt, logits in zip(prompts, packed, strict=True):
         ids = torch.tensor([prompt], device=model.device)
@@ -132,23 +138,40 @@ def self_check(
         differences.append(float((own - logits.float()).abs().max()) / scale)
     # Not Python's max, which passes over NaN.
     worst = float(torch.tensor(differences).max())
-    # Random rounding in fp32 stays below 1e-4 for dozens of layers; a wrong mask or position does
-    # not stay below 1e-2.
-    is_rounded = model.dtype != torch.float32 or has_int8_activations(model.hf_model)
-    tolerance = 5e-2 if is_rounded else 1e-3
+    tolerance = _tolerance(model, rows)
     if not worst <= tolerance:
+        cache = "a paged cache" if rows == model.dtype else f"a paged cache in {dtype_name(rows)}"
         raise UnsupportedModelError(
-            f"{type(model.hf_model).__name__} gives other logits over a paged cache than by "
-            f"itself: they differ by {worst:.2g} of the largest, more than {tolerance:.0e}"
+            f"{type(model.hf_model).__name__} gives other logits over {cache} than by itself: they "
+            f"differ by {worst:.2g} of the largest, more than {tolerance:.0e}"
         )
-    model.checked_attention.add(attention.name)
+    model.checked_attention.add(_checked_name(model, attention, rows))
     return worst
 
 
-def check_once(model: CausalLM, geometry: ModelGeometry, attention: BackendChoice) -> None:
-    """Check a backend unless that was done before; see `self_check`."""
-    if attention.name not in model.checked_attention:
-        self_check(model, geometry, attention)
+def check_once(
+    model: CausalLM, geometry: ModelGeometry, attention: BackendChoice, rows: torch.dtype
+) -> None:
+    """Check a backend over rows of a dtype unless that was done before; see `self_check`."""
+    if _checked_name(model, attention, rows) not in model.checked_attention:
+        self_check(model, geometry, attention, rows)
+
+
+def _checked_name(model: CausalLM, attention: BackendChoice, rows: torch.dtype) -> str:
+    own = rows == model.dtype
+    return attention.name if own else f"{attention.name} over {dtype_name(rows)}"
+
+
+def _tolerance(model: CausalLM, rows: torch.dtype) -> float:
+    """Return how far the logits may be apart, relative to the largest.
+
+    Random rounding in fp32 stays below 1e-4 for dozens of layers; a wrong mask or position does not
+    stay below 1e-2, nor do rows that are read as something else below all of these.
+    """
+    if rows == torch.int8:
+        return 2e-1
+    is_rounded = (model.dtype, rows) != (torch.float32, torch.float32)
+    return 5e-2 if is_rounded or has_int8_activations(model.hf_model) else 1e-3
 
 
 def _check_prompts(vocab_size: int) -> list[list[int]]:
@@ -161,6 +184,7 @@ def _paged_logits(
     geometry: ModelGeometry,
     prompts: Sequence[Sequence[int]],
     choice: BackendChoice,
+    rows: torch.dtype,
 ) -> torch.Tensor:
     """Return [2, V]: the prompts packed into one forward over interleaved blocks."""
     page = FLASH_PAGE_SIZE if choice.name == "flash" else SELF_CHECK_PAGE_SIZE
@@ -169,7 +193,7 @@ def _paged_logits(
         geometry.layers,
         5,
         page,
-        dtype=model.dtype,
+        dtype=rows,
         device=model.device,
         heads_first=choice.heads_first,
     )

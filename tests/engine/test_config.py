@@ -20,7 +20,7 @@ DEPRECATED: dict[str, Any] = {
 }
 DOCUMENTED = inspect.signature(transformers.ContinuousBatchingConfig).parameters
 # Fields that only ours has, after the documented ones.
-OURS = ["step_time_target", "max_draft_tokens", "thread_niceness"]
+OURS = ["step_time_target", "max_draft_tokens", "thread_niceness", "kv_cache_dtype"]
 # Fields that something reads; tests/engine/test_resolve.py shows for each what it changes.
 READ_FIELDS = {
     "page_size",
@@ -40,6 +40,7 @@ READ_FIELDS = {
     "auto_switch_to_flash",
     "max_draft_tokens",
     "thread_niceness",
+    "kv_cache_dtype",
     "max_queue_size",
     "per_request_processors",
     "drop_unsupported_processors",
@@ -133,6 +134,9 @@ def test_turning_off_what_is_not_there_is_fine(field, value):
         ("thread_niceness", 20),
         ("thread_niceness", True),
         ("thread_niceness", None),
+        ("kv_cache_dtype", "float32"),
+        ("kv_cache_dtype", None),
+        ("kv_cache_dtype", torch.int8),
         ("safety_margin", 1),
         ("safety_margin", -0.1),
         ("max_queue_size", -1),
@@ -176,6 +180,8 @@ def test_a_value_out_of_range_is_refused_with_what_it_may_be(field, value):
         ("max_draft_tokens", 0),
         ("thread_niceness", 0),
         ("thread_niceness", 19),
+        ("kv_cache_dtype", "auto"),
+        ("kv_cache_dtype", "int8"),
         ("safety_margin", 0),
         ("safety_margin", 0.99),
         ("seed", -5),

@@ -48,6 +48,7 @@ def resolved(tiny_model, memory):
         return resolve_config(config, hints, tiny_model.causal_lm, tiny_model.geometry)
 
     resolve_fields.model = tiny_model.causal_lm  # type: ignore[attr-defined]
+    resolve_fields.geometry = tiny_model.geometry  # type: ignore[attr-defined]
     return resolve_fields
 
 
@@ -65,6 +66,7 @@ EFFECTS = {
     "step_time_target": (0.5, "step_time_target", 0.5),
     "max_draft_tokens": (6, "max_draft_tokens", 6),
     "thread_niceness": (7, "thread_niceness", 7),
+    "kv_cache_dtype": ("bf16", "kv_cache_dtype", torch.bfloat16),
     "default_compile_level": (1, "varlen_compile", preset(1)),
     "varlen_compile_config": (EAGER, "varlen_compile", compile_options("", EAGER)),
     "decode_compile_config": (EAGER, "decode_compile", compile_options("", EAGER)),
@@ -220,6 +222,28 @@ def test_the_block_table_is_wide_where_a_decode_path_wants_it(resolved, monkeypa
     assert resolved(hints=long, page_size=64).max_blocks_per_request == 10
     assert resolved(hints=long, max_blocks_per_request=7).max_blocks_per_request == 7
     assert resolved(max_blocks_per_request=0).max_blocks_per_request == 0
+
+
+def test_smaller_rows_make_more_blocks_of_the_same_memory(resolved):
+    """With heads of 8 numbers a row of 8 bits is 12 bytes and one of fp32 is 32."""
+    assert {layer.key_dim for layer in resolved.geometry.layers} == {8}
+    blocks = {
+        name: resolved(kv_cache_dtype=name).num_blocks for name in ("auto", "fp32", "fp16", "int8")
+    }
+    assert blocks["auto"] == blocks["fp32"]
+    assert blocks["fp16"] == pytest.approx(2 * blocks["fp32"], abs=1)
+    assert blocks["int8"] == pytest.approx(32 / 12 * blocks["fp32"], abs=2)
+
+
+def test_a_gpu_keeps_keys_and_values_in_the_dtype_of_the_model(memory, tiny_model):
+    model = SimpleNamespace(**GPU_MODEL)
+    for name, accepted in (("auto", True), ("fp32", True), ("int8", False), ("bf16", False)):
+        config = ContinuousBatchingConfig(kv_cache_dtype=name)
+        if accepted:
+            resolve_config(config, WorkloadHints(), model, tiny_model.geometry)  # type: ignore[arg-type]
+            continue
+        with pytest.raises(UnsupportedConfigError, match=r"on cuda .* the model's own dtype, fp32"):
+            resolve_config(config, WorkloadHints(), model, tiny_model.geometry)  # type: ignore[arg-type]
 
 
 def test_the_step_time_target_can_be_turned_off(resolved):

@@ -105,6 +105,11 @@ def test_named_options_yield_to_set(capsys):
             1,
             "weights='int8' needs activations in float32, and the model's dtype is torch.bfloat16",
         ),
+        (
+            ["{tiny}", "--kv-cache-dtype", "int4"],
+            1,
+            "kv_cache_dtype is 'int4'; it must be one of auto, fp32, bf16, fp16, int8",
+        ),
         (["{tiny}", "--set", "model.chat_template=/no/file"], 1, "the chat template /no/file"),
     ],
 )

@@ -47,6 +47,13 @@ Line* lines(int64_t floats) {
     return new Line[(floats + kEach - 1) / kEach];
 }
 
+// scores[r][j] *= scales[j]
+void multiply_columns(float* scores, int64_t rows, const float* scales) {
+    for (int64_t r = 0; r < rows; ++r)
+        for (int64_t j = 0; j < kPiece; j += kLanes)
+            store(scores + r * kPiece + j, load(scores + r * kPiece + j) * load(scales + j));
+}
+
 // The queries of an item, in the heads that share key heads [first_kv, last_kv): for each key head
 // one row for each query and head.
 class Run {
@@ -61,13 +68,17 @@ public:
           rows(height * (last_kv - first_kv)),
           cache(attention, item.request),
           memory(lines(rows * (a.key_dim + 2 * a.value_dim) +
-                       kPiece * (2 * a.key_dim + a.value_dim + kTileRows))),
+                       kPiece * (a.key_dim + a.value_dim + kTileRows + 2) +
+                       kPiece * (cache.key_bytes + cache.value_bytes) / 4)),
           turned(memory[0].floats),
-          scores(turned + kPiece * a.key_dim),
-          gathered(scores + kPiece * kTileRows),
-          queries(gathered + kPiece * (a.key_dim + a.value_dim)),
+          wide(turned + kPiece * a.key_dim),
+          scores(wide + kPiece * a.value_dim),
+          key_scales(scores + kPiece * kTileRows),
+          value_scales(key_scales + kPiece),
+          queries(value_scales + kPiece),
           sums(queries + rows * a.key_dim),
           totals(sums + rows * a.value_dim),
+          gathered(reinterpret_cast<uint8_t*>(totals + rows * a.value_dim)),
           states(rows),
           all(rows) {}
 
@@ -115,14 +126,33 @@ private:
 
     // Positions [low, high) of a piece exist, and some query sees them.
     void take_piece(int64_t kv, int64_t piece, int64_t low, int64_t high) {
-        const float* keys = cache.keys(kv, piece, low, high, gathered);
-        const float* values = cache.values(kv, piece, low, high, gathered + kPiece * a.key_dim);
+        const uint8_t* keys = cache.keys(kv, piece, low, high, gathered);
+        const uint8_t* values =
+            cache.values(kv, piece, low, high, gathered + kPiece * cache.key_bytes);
         Ahead ahead = after(kv, piece);
-        turn(keys, a.key_dim, turned, ahead);
+        const float* numbers = to_floats(keys, values, low, high, ahead);
         const int64_t first = (kv - first_kv) * height, last = first + height;
         for (int64_t row = first; row < last; row += kTileRows)
-            take_rows(row, std::min<int64_t>(kTileRows, last - row), piece, values, low, high,
+            take_rows(row, std::min<int64_t>(kTileRows, last - row), piece, numbers, low, high,
                       ahead);
+    }
+
+    // Lay the keys of a piece side by side and return its values, all as floats; those of int8 are
+    // codes, whose scales go to the scores and the weights.
+    const float* to_floats(const uint8_t* keys, const uint8_t* values, int64_t low, int64_t high,
+                           Ahead& ahead) {
+        with_format(a.kv_format, [&](auto format) {
+            turn<decltype(format)>(keys, cache.key_bytes, a.key_dim, turned, ahead);
+        });
+        if (a.kv_format == kKvFloat32) return reinterpret_cast<const float*>(values);
+        with_format(a.kv_format, [&](auto format) {
+            widen<decltype(format)>(values, cache.value_bytes, a.value_dim, low, high, wide);
+        });
+        if (a.kv_format == kKvInt8) {
+            find_scales(keys, cache.key_bytes, a.key_dim, low, high, key_scales);
+            find_scales(values, cache.value_bytes, a.value_dim, low, high, value_scales);
+        }
+        return wide;
     }
 
     // What is read after a piece.
@@ -139,8 +169,10 @@ private:
         std::fill_n(scores, num_rows * kPiece, 0.0f);
         with_rows<kTileRows>(num_rows, [&](auto tile) {
             multiply_rows<tile.value>(queries + first * a.key_dim, a.key_dim, a.key_dim, turned,
-                                      scores, kPiece, kPiece, [&] { ahead.ask(2); });
+                                      scores, kPiece, kPiece,
+                                      [&] { ahead.ask(a.kv_format == kKvFloat32 ? 2 : 1); });
         });
+        if (a.kv_format == kKvInt8) multiply_columns(scores, num_rows, key_scales);
         for (int64_t r = 0; r < num_rows; ++r) {
             const int64_t row = first + r, at = position(row);
             const int64_t low = std::max<int64_t>(0, first_seen(at) - piece);
@@ -151,10 +183,12 @@ private:
             else
                 std::fill_n(scores + r * kPiece, kPiece, 0.0f);
         }
+        if (a.kv_format == kKvInt8) multiply_columns(scores, num_rows, value_scales);
         with_rows<kTileRows>(num_rows, [&](auto tile) {
             multiply_rows<tile.value>(scores + first_key, kPiece, last_key - first_key,
                                       values + first_key * a.value_dim, sums + first * a.value_dim,
-                                      a.value_dim, a.value_dim, [&] { ahead.ask(a.value_dim / kPiece); });
+                                      a.value_dim, a.value_dim,
+                                      [&] { ahead.ask(cache.value_bytes / (2 * kLineBytes) + 1); });
         });
     }
 
@@ -174,12 +208,15 @@ private:
     const int64_t rows;
     const CachedPieces cache;
     const std::unique_ptr<Line[]> memory;
-    float* const turned;    // [D, kPiece]
-    float* const scores;    // [kTileRows, kPiece]
-    float* const gathered;  // keys and values of a piece that lies in several blocks
-    float* const queries;   // [rows, D], scaled
-    float* const sums;      // [rows, Dv], of a span
-    float* const totals;    // [rows, Dv], of all spans
+    float* const turned;        // [D, kPiece]
+    float* const wide;          // [kPiece, Dv]
+    float* const scores;        // [kTileRows, kPiece]
+    float* const key_scales;    // [kPiece]
+    float* const value_scales;  // [kPiece]
+    float* const queries;       // [rows, D], scaled
+    float* const sums;          // [rows, Dv], of a span
+    float* const totals;        // [rows, Dv], of all spans
+    uint8_t* const gathered;    // keys and values of a piece that lies in several blocks
     std::vector<Softmax> states, all;
 };
 
@@ -207,8 +244,9 @@ void slipstream::merge_spans(const Attention& a, const Merge& merge, int64_t hea
 
 extern "C" {
 
-// sizes: requests, table_width, page_size, heads, kv_heads, key_dim, value_dim, window, threads.
-void paged_attention(const float* query, const float* keys, const float* values, float* out,
+// sizes: requests, table_width, page_size, heads, kv_heads, key_dim, value_dim, window, threads,
+// kv_format.
+void paged_attention(const float* query, const uint8_t* keys, const uint8_t* values, float* out,
                      const int32_t* block_table, const int64_t* query_starts,
                      const int64_t* context_lengths, const float* sinks, const int64_t* sizes,
                      float scaling, float softcap) {
@@ -217,9 +255,9 @@ void paged_attention(const float* query, const float* keys, const float* values,
         attention_work(requests, query_starts, context_lengths, kv_heads, threads);
     const std::unique_ptr<float[]> partials(
         new float[work.partial_rows * heads * (sizes[6] + 2)]);
-    const Attention a{query,    keys,     values,  out,     block_table, sizes[1], sizes[2],
-                      heads,    kv_heads, sizes[5], sizes[6], scaling,   softcap,  sizes[7],
-                      sinks,    partials.get()};
+    const Attention a{query,    keys,     values,   sizes[9], out,     block_table,
+                      sizes[1], sizes[2], heads,    kv_heads, sizes[5], sizes[6],
+                      scaling,  softcap,  sizes[7], sinks,    partials.get()};
     const int64_t units = work.num_units();
     const int64_t merges = int64_t(work.merges.size()) * heads;
 #pragma omp parallel num_threads(threads) if (units > 1)
@@ -231,5 +269,16 @@ void paged_attention(const float* query, const float* keys, const float* values,
         for (int64_t unit = 0; unit < merges; ++unit)
             merge_spans(a, work.merges[unit / heads], unit % heads);
     }
+}
+
+// Bring rows to their slots: x is [tokens, kv_heads, width], with strides in floats; cached is
+// [blocks, kv_heads, page_size] rows. sizes: tokens, kv_heads, width, page_size, token stride, head
+// stride, kv_format.
+void store_kv_rows(const float* x, uint8_t* cached, const int64_t* slots, const int64_t* sizes) {
+    const int64_t kv_heads = sizes[1], width = sizes[2], page_size = sizes[3];
+    for (int64_t t = 0; t < sizes[0]; ++t)
+        for (int64_t kv = 0; kv < kv_heads; ++kv)
+            store_at_slot(sizes[6], x + t * sizes[4] + kv * sizes[5], cached, slots[t], kv,
+                          kv_heads, page_size, width);
 }
 }

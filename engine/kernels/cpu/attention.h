@@ -13,8 +13,9 @@ constexpr int64_t kSpan = 512;
 
 struct Attention {
     const float* query;
-    const float* keys;    // [blocks, kv_heads, page_size, key_dim]
-    const float* values;  // [blocks, kv_heads, page_size, value_dim]
+    const uint8_t* keys;    // [blocks, kv_heads, page_size] rows of key_dim, see kv_rows.h
+    const uint8_t* values;  // [blocks, kv_heads, page_size] rows of value_dim
+    int64_t kv_format;
     float* out;
     const int32_t* block_table;
     int64_t table_width, page_size;

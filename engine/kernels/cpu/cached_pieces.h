@@ -15,21 +15,20 @@ class Ahead {
 public:
     Ahead() = default;
     // Keys, then values.
-    Ahead(const float* keys, int64_t num_keys, const float* values, int64_t num_values)
-        : at(keys), end(keys + num_keys), then(values), then_end(values + num_values) {}
+    Ahead(const uint8_t* keys, int64_t key_bytes, const uint8_t* values, int64_t value_bytes)
+        : at(keys), end(keys + key_bytes), then(values), then_end(values + value_bytes) {}
 
     void ask(int64_t lines) {
-        for (; lines > 0 && at < end; --lines, at += kLineBytes / sizeof(float))
-            __builtin_prefetch(at, 0, 2);
+        for (; lines > 0 && at < end; --lines, at += kLineBytes) __builtin_prefetch(at, 0, 2);
         if (at < end || !then) return;
         at = then, end = then_end, then = nullptr;
     }
 
 private:
-    const float* at = nullptr;
-    const float* end = nullptr;
-    const float* then = nullptr;
-    const float* then_end = nullptr;
+    const uint8_t* at = nullptr;
+    const uint8_t* end = nullptr;
+    const uint8_t* then = nullptr;
+    const uint8_t* then_end = nullptr;
 };
 
 // A request's keys and values. A piece that lies in one block is read where it is; pages that are no
@@ -38,43 +37,52 @@ class CachedPieces {
 public:
     CachedPieces(const Attention& attention, int64_t request)
         : a(attention),
+          key_bytes(kv_row_bytes(a.kv_format, a.key_dim)),
+          value_bytes(kv_row_bytes(a.kv_format, a.value_dim)),
           table(a.block_table + request * a.table_width),
           are_whole(a.page_size % kPiece == 0) {}
 
-    // The keys of the piece that begins at a position: [kPiece, D]. Those outside of [low, high) may
-    // be anything. `spare` holds as many floats.
-    const float* keys(int64_t kv, int64_t piece, int64_t low, int64_t high, float* spare) const {
-        return are_whole ? at(a.keys, a.key_dim, kv, piece)
-                         : gather(a.keys, a.key_dim, kv, piece, low, high, spare);
+    // The keys of the piece that begins at a position: kPiece rows. Those outside of [low, high) may
+    // be anything. `spare` holds as many bytes.
+    const uint8_t* keys(int64_t kv, int64_t piece, int64_t low, int64_t high,
+                        uint8_t* spare) const {
+        return are_whole ? at(a.keys, key_bytes, kv, piece)
+                         : gather(a.keys, key_bytes, kv, piece, low, high, spare);
     }
-    // Likewise: [kPiece, Dv].
-    const float* values(int64_t kv, int64_t piece, int64_t low, int64_t high, float* spare) const {
-        return are_whole ? at(a.values, a.value_dim, kv, piece)
-                         : gather(a.values, a.value_dim, kv, piece, low, high, spare);
+    // Likewise.
+    const uint8_t* values(int64_t kv, int64_t piece, int64_t low, int64_t high,
+                          uint8_t* spare) const {
+        return are_whole ? at(a.values, value_bytes, kv, piece)
+                         : gather(a.values, value_bytes, kv, piece, low, high, spare);
     }
 
     Ahead ask(int64_t kv, int64_t piece) const {
         if (!are_whole) return {};
-        return {at(a.keys, a.key_dim, kv, piece), kPiece * a.key_dim,
-                at(a.values, a.value_dim, kv, piece), kPiece * a.value_dim};
+        return {at(a.keys, key_bytes, kv, piece), kPiece * key_bytes,
+                at(a.values, value_bytes, kv, piece), kPiece * value_bytes};
     }
 
 private:
-    const float* at(const float* rows, int64_t width, int64_t kv, int64_t position) const {
+    const Attention& a;
+
+public:
+    const int64_t key_bytes, value_bytes;  // of a row
+
+private:
+    const uint8_t* at(const uint8_t* rows, int64_t row_bytes, int64_t kv, int64_t position) const {
         const int64_t block = table[position / a.page_size];
         return rows +
-               ((block * a.kv_heads + kv) * a.page_size + position % a.page_size) * width;
+               ((block * a.kv_heads + kv) * a.page_size + position % a.page_size) * row_bytes;
     }
 
-    const float* gather(const float* rows, int64_t width, int64_t kv, int64_t piece, int64_t low,
-                        int64_t high, float* to) const {
+    const uint8_t* gather(const uint8_t* rows, int64_t row_bytes, int64_t kv, int64_t piece,
+                          int64_t low, int64_t high, uint8_t* to) const {
         for (int64_t j = low; j < high; ++j)
-            std::memcpy(to + j * width, at(rows, width, kv, piece + j), width * sizeof(float));
+            std::memcpy(to + j * row_bytes, at(rows, row_bytes, kv, piece + j), row_bytes);
         return to;
     }
 
-    const Attention& a;
-    const int32_t* table;
+    const int32_t* const table;
     const bool are_whole;
 };
 

@@ -13,6 +13,7 @@
 
 #include "any_linear.h"
 #include "attention.h"
+#include "kv_rows.h"
 #include "mixture.h"
 #include "rows.h"
 #include "team.h"
@@ -44,8 +45,8 @@ struct Layer {
     Linear down;
     const Mixture* mixture;  // instead of these two, or null
     Norm after_mlp;
-    float* keys;         // [blocks, kv_heads, page_size, head_dim]
-    float* values;       // likewise
+    uint8_t* keys;       // [blocks, kv_heads, page_size] rows, see kv_rows.h
+    uint8_t* values;     // likewise
     int64_t activation;  // of the gate, see rows.h
     int64_t rotation;    // its number among the step's; -1: heads are not turned
     int64_t window;      // 0: none
@@ -64,7 +65,7 @@ struct Step {
     float* workspace;  // as many floats as decoder_workspace returns
     int64_t num_layers, rows, hidden, heads, kv_heads, head_dim;
     int64_t intermediate;  // of the widest MLP
-    int64_t requests, table_width, page_size, threads;
+    int64_t requests, table_width, page_size, kv_format, threads;
 };
 
 // Where the intermediate results of a step lie.
@@ -246,29 +247,29 @@ private:
         for (int64_t unit = me.begin(s.rows * all); unit < me.end(s.rows * all); ++unit) {
             const int64_t row = unit / all, head = unit % all;
             float* from = b.qkv + unit * width;
-            const int64_t kv = (head - s.heads) % s.kv_heads;
-            const int64_t block = s.slots[row] / s.page_size, offset = s.slots[row] % s.page_size;
-            const int64_t at = ((block * s.kv_heads + kv) * s.page_size + offset) * width;
-            if (head >= s.heads + s.kv_heads) {
-                std::memcpy(layer.values + at, from, width * sizeof(float));
-                continue;
+            const bool is_query = head < s.heads, is_value = head >= s.heads + s.kv_heads;
+            if (!is_value) {
+                const Norm& norm = is_query ? layer.query_norm : layer.key_norm;
+                if (norms_heads(norm)) norm.apply(from, from);
+                float* to = is_query ? b.queries + (row * s.heads + head) * width : from;
+                rotate_head(from, turn.cosines + row * turn.width, turn.sines + row * turn.width,
+                            to, turn.width, width);
             }
-            const bool is_query = head < s.heads;
-            const Norm& norm = is_query ? layer.query_norm : layer.key_norm;
-            if (norms_heads(norm)) norm.apply(from, from);
-            float* to = is_query ? b.queries + (row * s.heads + head) * width : layer.keys + at;
-            rotate_head(from, turn.cosines + row * turn.width, turn.sines + row * turn.width, to,
-                        turn.width, width);
+            if (!is_query)
+                store_at_slot(s.kv_format, from, is_value ? layer.values : layer.keys,
+                              s.slots[row], (head - s.heads) % s.kv_heads, s.kv_heads,
+                              s.page_size, width);
         }
         me.barrier.wait();
     }
 
     // Requests differ in length, so whoever is free takes the next piece.
     void attend(const Layer& layer, std::atomic<int64_t>& next_item) {
-        const Attention a{b.queries,   layer.keys,    layer.values, b.attended,
-                          s.block_table, s.table_width, s.page_size,  s.heads,
-                          s.kv_heads,  s.head_dim,    s.head_dim,   float(layer.scaling),
-                          float(layer.softcap), layer.window, nullptr, partials};
+        const Attention a{b.queries,     layer.keys,    layer.values,  s.kv_format,
+                          b.attended,    s.block_table, s.table_width, s.page_size,
+                          s.heads,       s.kv_heads,    s.head_dim,    s.head_dim,
+                          float(layer.scaling), float(layer.softcap), layer.window, nullptr,
+                          partials};
         const int64_t units = work.num_units();
         for (int64_t unit; (unit = next_item.fetch_add(1, std::memory_order_relaxed)) < units;)
             attend_to(a, work, unit);

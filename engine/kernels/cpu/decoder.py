@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.kernels.cpu.kv_rows import KV_FORMATS
 from engine.kernels.cpu.linear import LinearStructure, LinearView
 from engine.kernels.cpu.mixture import Mixture
 from engine.kernels.cpu.rows import Activation, Norm, NormStructure
@@ -43,7 +44,7 @@ class _Step(ctypes.Structure):
         ("block_table", _P), ("query_starts", _P), ("context_lengths", _P), ("workspace", _P),
         ("num_layers", _I), ("rows", _I), ("hidden", _I), ("heads", _I), ("kv_heads", _I),
         ("head_dim", _I), ("intermediate", _I), ("requests", _I), ("table_width", _I),
-        ("page_size", _I), ("threads", _I),
+        ("page_size", _I), ("kv_format", _I), ("threads", _I),
     )  # fmt: skip
 
 
@@ -104,7 +105,8 @@ class CachedStep:
     """Where a step's tokens stand in a paged cache; T tokens of R requests.
 
     Attributes:
-        keys: [blocks, page_size, Hkv, D] fp32 of each layer; in memory heads come before positions.
+        keys: [blocks, page_size, Hkv, W] rows of each layer, in a format of `kv_rows`; in memory
+            heads come before positions.
         values: Likewise.
         slots: [T] int64, where each token's key and value go.
         block_table: [R, B] int32.
@@ -185,6 +187,7 @@ class Decoder:
             requests=step.block_table.shape[0],
             table_width=step.block_table.shape[1],
             page_size=step.page_size,
+            kv_format=KV_FORMATS[step.keys[0].dtype],
             threads=torch.get_num_threads(),
             **self._sizes,
         )

@@ -1,4 +1,4 @@
-// fp16 to fp32, exactly.
+// fp16 to fp32, exactly; what is not finite stays so.
 #pragma once
 
 #include "vector.h"
@@ -10,14 +10,15 @@
 namespace slipstream {
 namespace {
 
-// For finite numbers: the exponent's bias differs by 112.
+// The exponent's bias differs by 112.
 inline float half_to_float(const uint8_t* from) {
     uint16_t half;
     std::memcpy(&half, from, sizeof(half));
     const uint32_t magnitude = uint32_t(half & 0x7fff) << 13;
     // What has no exponent is a multiple of 2^-24, and gets there through an integer.
     float value = float(int32_t(magnitude >> 13)) * 5.9604644775390625e-8f;
-    const uint32_t moved = magnitude + (112u << 23);
+    uint32_t moved = magnitude + (112u << 23);
+    if (magnitude >= 31u << 23) moved |= 0x7f800000u;
     if (magnitude >= 1u << 23) std::memcpy(&value, &moved, sizeof(value));
     return half & 0x8000 ? -value : value;
 }

@@ -30,6 +30,7 @@ _ARGUMENTS: dict[str, list[type]] = {
     "norm_rows": [_POINTER, _POINTER, _POINTER, _INTEGER, _INTEGER],
     "gate_mul": [_INTEGER, _POINTER, _POINTER, _INTEGER, _INTEGER, _INTEGER],
     "rotate": [*[_POINTER] * 5],
+    "store_kv_rows": [_POINTER] * 4,
     "paged_attention": [*[_POINTER] * 9, _FLOAT, _FLOAT],
     "mixture_workspace": [_POINTER, _INTEGER, _INTEGER],
     "mix": [_POINTER, _POINTER, _POINTER, _INTEGER, _POINTER, _INTEGER],

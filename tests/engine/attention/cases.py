@@ -7,6 +7,7 @@ import torch
 
 from engine.attention.interface import AttentionBackend, AttentionOptions
 from engine.batch import BatchInputs
+from engine.cache.row_formats import decode_rows, encode_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +34,8 @@ class Step:
     Attributes:
         inputs: The packed batch; only what attention reads is filled.
         query: [T, H, D].
-        keys: [num_blocks, page_size, Hkv, D]; what is no request's holds values that would show.
-        values: [num_blocks, page_size, Hkv, Dv].
+        keys: [num_blocks, page_size, Hkv, W] rows; what no request holds would show.
+        values: [num_blocks, page_size, Hkv, Wv].
         page_size: Positions in a block.
     """
 
@@ -48,6 +49,12 @@ class Step:
         """Run a backend: [T, H, Dv]."""
         backend.plan(self.inputs)
         return backend.attend(self.query, self.keys, self.values, options)
+
+    def stored_as(self, dtype: torch.dtype) -> "Step":
+        """Return the same step over a cache that keeps its rows in another format."""
+        return replace(
+            self, keys=encode_rows(self.keys, dtype), values=encode_rows(self.values, dtype)
+        )
 
     def heads_first(self) -> "Step":
         """Return the same step with blocks in whose memory heads come before positions."""
@@ -111,10 +118,15 @@ def _heads_first(blocks: torch.Tensor) -> torch.Tensor:
 
 
 def naive_attention(step: Step, options: AttentionOptions) -> torch.Tensor:
-    """Attend token by token, head by head, key by key, in double precision: [T, H, Dv]."""
+    """Attend token by token, head by head, key by key, in double precision: [T, H, Dv].
+
+    Over what the rows of the cache mean.
+    """
     num_heads, num_kv_heads = step.query.shape[1], step.keys.shape[2]
-    keys, values = step.keys.flatten(0, 1).double(), step.values.flatten(0, 1).double()
-    result = torch.empty(len(step.query), num_heads, step.values.shape[-1], dtype=torch.float64)
+    keys, values = (
+        decode_rows(cached.flatten(0, 1), torch.float64) for cached in (step.keys, step.values)
+    )
+    result = torch.empty(len(step.query), num_heads, values.shape[-1], dtype=torch.float64)
     starts = step.inputs.query_starts
     for row, length in enumerate(step.inputs.context_lengths):
         table = step.inputs.block_table[row].tolist()

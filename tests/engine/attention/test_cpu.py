@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from engine.attention.cpu import CpuBackend
 from engine.attention.interface import AttentionOptions
 from engine.kernels.cpu.build import build, instruction_set
+from engine.kernels.cpu.kv_rows import KV_FORMATS
 from engine.kernels.cpu.library import open_library
 from tests.engine.attention.cases import Shape, Step, naive_attention
 from tests.engine.attention.cases import make_step as make_any_step
@@ -24,10 +25,17 @@ WIDE = {"wide": Shape(key_dim=64, value_dim=64), "odd": Shape(key_dim=20, value_
 
 
 def make_step(
-    requests: list[tuple[int, int]], shape: Shape, page_size: int, *, scattered: bool, seed: int = 0
+    requests: list[tuple[int, int]],
+    shape: Shape,
+    page_size: int,
+    *,
+    scattered: bool,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
 ) -> Step:
-    """Return a random step over blocks that lie as the kernel reads them."""
-    return make_any_step(requests, shape, page_size, scattered=scattered, seed=seed).heads_first()
+    """Return a random step over blocks that lie as the kernel reads them, in rows of a dtype."""
+    step = make_any_step(requests, shape, page_size, scattered=scattered, seed=seed)
+    return step.stored_as(dtype).heads_first()
 
 
 @pytest.fixture(params=runnable(), ids=lambda target: target.name, scope="module")
@@ -59,27 +67,52 @@ def test_every_shape(library, name, shape):
     check(make_step(RAGGED, shape, 16, scattered=True), options, library)
 
 
+@pytest.mark.parametrize("dtype", KV_FORMATS)
+@pytest.mark.parametrize("shape", [*SHAPES.values(), *WIDE.values()], ids=[*SHAPES, *WIDE])
+@pytest.mark.parametrize("name", ["full", "window of 5", "softcap", "sinks"])
+def test_every_format_of_rows(library, name, shape, dtype):
+    options = OPTIONS[name]
+    if options.sinks is not None:
+        options = replace(options, sinks=options.sinks[: shape.num_heads])
+    for page_size in (5, 32):
+        check(make_step(LONG, shape, page_size, scattered=True, dtype=dtype), options, library)
+
+
+@pytest.mark.parametrize("dtype", KV_FORMATS)
+def test_every_number_of_a_format(library, dtype):
+    """Also those that have no exponent of their own, and the largest."""
+    step = make_any_step([(0, 60)], Shape(value_dim=42), 32, scattered=False)
+    sizes = 2.0 ** torch.arange(-27, 15)
+    step = replace(step, values=(1.0 + torch.rand_like(step.values)) * sizes)
+    stored = step.stored_as(dtype)
+    exact = naive_attention(stored, OPTIONS["full"])
+    output = stored.heads_first().attend(CpuBackend(32, library), OPTIONS["full"])
+    torch.testing.assert_close(output.double(), exact, atol=1e-9, rtol=2e-5)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     requests=st.lists(st.tuples(st.integers(0, 80), st.integers(1, 40)), min_size=1, max_size=5),
     page_size=st.sampled_from([4, 5, 8, 32, 64]),
     window=st.none() | st.integers(1, 70),
     softcap=st.none() | st.just(2.0),
+    dtype=st.sampled_from(list(KV_FORMATS)),
     seed=st.integers(0, 1000),
 )
-def test_any_step(requests, page_size, window, softcap, seed):
+def test_any_step(requests, page_size, window, softcap, dtype, seed):
     options = AttentionOptions(SCALING, sliding_window=window, softcap=softcap)
     path = build(instruction_set())
     assert path is not None
-    step = make_step(requests, Shape(), page_size, scattered=True, seed=seed)
+    step = make_step(requests, Shape(), page_size, scattered=True, seed=seed, dtype=dtype)
     check(step, options, open_library(path))
 
 
+@pytest.mark.parametrize("dtype", KV_FORMATS)
 @pytest.mark.parametrize("name", ["full", "window of 9", "softcap", "sinks"])
-def test_a_query_has_the_same_numbers_however_its_prompt_is_cut(library, name):
+def test_a_query_has_the_same_numbers_however_its_prompt_is_cut(library, name, dtype):
     """Bit for bit: as one chunk, and as its last tokens alone."""
     shape = Shape(key_dim=20, value_dim=20)
-    whole = make_step([(0, 100)], shape, 8, scattered=True)
+    whole = make_step([(0, 100)], shape, 8, scattered=True, dtype=dtype)
     check_parts(whole, OPTIONS[name], library, (1, 3, 8, 37, 99))
 
 
@@ -105,12 +138,13 @@ def check_parts(whole: Step, options: AttentionOptions, library, lengths: Sequen
         assert torch.equal(part.attend(CpuBackend(size, library), options), expected[-length:])
 
 
-@pytest.mark.parametrize("page_size", [5, 16, 32, 96])
+@pytest.mark.parametrize("dtype", KV_FORMATS)
+@pytest.mark.parametrize("page_size", [5, 32, 96])
 @pytest.mark.parametrize("window", [None, 9, 40])
-def test_what_no_request_holds_is_never_used(library, page_size, window):
+def test_what_no_request_holds_is_never_used(library, page_size, window, dtype):
     """Nor what a request has written where no query looks any more."""
     options = AttentionOptions(SCALING, sliding_window=window)
-    step = make_step(LONG, Shape(), page_size, scattered=True)
+    step = make_step(LONG, Shape(), page_size, scattered=True, dtype=dtype)
     expected = step.attend(CpuBackend(page_size, library), options)
     seen = set()
     for row, length in enumerate(step.inputs.context_lengths):
@@ -119,8 +153,9 @@ def test_what_no_request_holds_is_never_used(library, page_size, window):
         table = step.inputs.block_table[row].tolist()
         seen |= {(table[p // page_size], p % page_size) for p in range(first, length)}
     for block, offset in set(np.ndindex(*step.keys.shape[:2])) - seen:
-        step.keys[block, offset] = float("nan")
-        step.values[block, offset] = float("nan")
+        # Bytes of which every format makes something that is not a number.
+        step.keys[block, offset].view(torch.int8).fill_(-1)
+        step.values[block, offset].view(torch.int8).fill_(-1)
     assert torch.equal(step.attend(CpuBackend(page_size, library), options), expected)
 
 

@@ -106,6 +106,14 @@ def test_what_no_request_holds_is_never_read():
     assert torch.equal(step.attend(TorchReferenceBackend(4), OPTIONS["full"]), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int8])
+@pytest.mark.parametrize("name", ["full", "window of 5", "softcap", "sinks and window"])
+@pytest.mark.parametrize("scattered", [False, True])
+def test_rows_of_other_formats_are_what_they_mean(scattered, name, dtype):
+    step = make_step(RAGGED, SHAPES["other values"], 4, scattered=scattered)
+    check(step.stored_as(dtype), OPTIONS[name])
+
+
 @pytest.mark.parametrize("name", ["full", "window of 5", "softcap", "sinks"])
 def test_half_precision_keeps_its_dtype(name):
     step = make_step(RAGGED, Shape(), 4, scattered=True).to("cpu", torch.bfloat16)

@@ -5,6 +5,7 @@ import torch
 
 from engine.batch import BlockCopy
 from engine.cache.paged_cache import PagedCache
+from engine.cache.row_formats import encode_rows
 from engine.cache.sizing import LayerGeometry
 
 PAGE = 4
@@ -52,6 +53,21 @@ def test_writing_converts_to_the_dtype_of_the_cache(cache):
     half = torch.full((1, 2, 3), 0.5, dtype=torch.float16)
     cache.write(0, cache.locate(torch.tensor([0])), half, half)
     assert (cache.keys[0][0, 0] == 0.5).all()
+
+
+@pytest.mark.parametrize("heads_first", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int8])
+def test_rows_are_written_and_copied_whole(dtype, heads_first):
+    """The same rows whoever writes them, our kernel or torch, and what scales them goes along."""
+    cpu = torch.device("cpu")
+    cache = PagedCache(LAYERS, 4, PAGE, dtype=dtype, device=cpu, heads_first=heads_first)
+    cache.add_host_blocks(1)
+    keys, values = torch.randn(2, 1, 5), torch.randn(2, 1, 2)
+    cache.write(1, cache.locate(torch.tensor([5, 6])), keys, values)
+    cache.copy_blocks([BlockCopy(1, 4, 3), BlockCopy(4, 2, 3)])
+    for tensor, numbers in ((cache.keys[1], keys), (cache.values[1], values)):
+        for block in (1, 2):
+            assert torch.equal(tensor[block, 1:3], encode_rows(numbers, dtype))
 
 
 def test_a_copy_takes_the_leading_slots_of_every_layer(cache):

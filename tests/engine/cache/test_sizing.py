@@ -98,6 +98,11 @@ def test_a_block_holds_a_page_of_keys_and_values_of_each_layer():
     assert bytes_per_block(layers, page_size=10, dtype=torch.bfloat16) == expected
 
 
+def test_rows_of_8_bits_have_a_scale_each():
+    layers = [LayerGeometry(8, 2, 16, 8, None)]
+    assert bytes_per_block(layers, page_size=10, dtype=torch.int8) == 10 * 2 * (16 + 4 + 8 + 4)
+
+
 def test_blocks_fill_the_share_of_the_memory_that_a_step_does_not_need():
     assert num_blocks_that_fit(1000, reserved_bytes=100, block_bytes=50, fraction=0.9) == 16
 

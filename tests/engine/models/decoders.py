@@ -146,13 +146,13 @@ def make_inputs(spans, tables):
     )
 
 
-def make_attention(model, backend_type=CpuBackend):
+def make_attention(model, backend_type=CpuBackend, dtype=torch.float32):
     geometry = probe_geometry(model)
     cache = PagedCache(
         geometry.layers,
         64,
         PAGE,
-        dtype=torch.float32,
+        dtype=dtype,
         device=torch.device("cpu"),
         heads_first=backend_type is CpuBackend,
     )

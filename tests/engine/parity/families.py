@@ -136,7 +136,10 @@ def make_family(name: str, **changes: Any) -> hf.PreTrainedModel:
 def make_random_model(config: hf.PretrainedConfig, seed: int = 1) -> hf.PreTrainedModel:
     """Return a model of this configuration, with weights that spread scores and logits."""
     # The eager attention is the only one of transformers' own that honours softcap and sinks.
-    model: Any = hf.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    # What is added to below was drawn by it.
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model: Any = hf.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     model.eval()
     generator = torch.Generator().manual_seed(seed)
 

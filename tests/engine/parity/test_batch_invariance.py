@@ -33,6 +33,7 @@ class Crowd:
     Attributes:
         num_trials: Trials made.
         num_cached: Of these, those that found part of the needle in the cache.
+        kv_cache_dtype: How keys and values are kept.
     """
 
     model: PagedModel
@@ -43,6 +44,7 @@ class Crowd:
     num_trials: int = 0
     num_cached: int = 0
     places: set[tuple[int, int]] = field(default_factory=set)
+    kv_cache_dtype: str = "auto"
 
     @contextmanager
     def managers(self) -> Iterator[list[ContinuousBatchingManager]]:
@@ -58,6 +60,7 @@ class Crowd:
                     allow_block_sharing=sharing,
                     return_logprobs=True,
                     step_time_target=0.0,
+                    kv_cache_dtype=self.kv_cache_dtype,
                 )
                 manager = self.model.init_continuous_batching(continuous_batching_config=config)
                 stack.callback(manager.destroy)
@@ -169,6 +172,14 @@ def test_a_needle_in_a_crowd_has_the_bits_it_has_alone(family, num_trials):
     assert crowd.num_trials == num_trials
     assert num_trials * 0.1 < crowd.num_cached < num_trials * 0.9
     assert len(crowd.places) > num_trials * 0.6
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["bf16", "fp16", "int8"])
+def test_a_needle_has_the_bits_it_has_alone_over_rounded_keys_and_values(kv_cache_dtype):
+    crowd = tiny_crowd("llama")
+    crowd.kv_cache_dtype = kv_cache_dtype
+    crowd.run(40, seed=5)
+    assert crowd.num_cached > 4
 
 
 def test_bits_are_compared_and_not_only_tokens():

@@ -1,0 +1,207 @@
+// The rows of the paged cache: one head's key, or value, at one position.
+//
+//   float32    D numbers
+//   bfloat16   D numbers, rounded to the nearest
+//   float16    likewise; what is too large becomes the largest
+//   int8       D codes, then a float32 scale: a number is code * scale. A row with a number that is not
+//              finite has a scale that is not, and is all NaN
+#pragma once
+
+#include <cmath>
+
+#include "half.h"
+#include "vector.h"
+
+namespace slipstream {
+namespace {
+
+// Filled in from Python, see kv_rows.py.
+enum KvFormat : int64_t { kKvFloat32, kKvBf16, kKvFp16, kKvInt8 };
+
+constexpr int64_t kScaleBytes = sizeof(float);
+constexpr float kLargestCode = 127.0f;
+// Rows of smaller numbers are rows of zeros: what divides by them would not be finite.
+constexpr float kSmallestRow = 1e-30f;
+
+inline int64_t kv_row_bytes(int64_t format, int64_t width) {
+    switch (format) {
+        case kKvFloat32: return 4 * width;
+        case kKvInt8: return width + kScaleBytes;
+        default: return 2 * width;
+    }
+}
+
+typedef int32_t EightIntegers __attribute__((vector_size(32)));
+
+// kLanes smaller integers. The compiler's own conversion takes them one by one.
+template <class Small>
+inline Integers widen_integers(const uint8_t* from) {
+#if VECTOR_FLOATS == 16
+    if constexpr (sizeof(Small) == 2)
+        return Integers(
+            _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
+    else
+        return Integers(
+            _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+#elif VECTOR_FLOATS == 8
+    if constexpr (sizeof(Small) == 2)
+        return Integers(
+            _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+    else
+        return Integers(
+            _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+#else
+    Small small[kLanes];
+    std::memcpy(small, from, sizeof(small));
+    Integers wide;
+    for (int i = 0; i < kLanes; ++i) wide[i] = small[i];
+    return wide;
+#endif
+}
+
+// Each format takes numbers out of a row. `kPerUnit` of them lie in four bytes; `take` makes number
+// `i` of each of eight units a float, `number` one of a row, `vector` kLanes that follow each other.
+struct Float32Rows {
+    static constexpr int kPerUnit = 1;
+    static Eight take(EightIntegers units, int) { return Eight(units); }
+    static float number(const uint8_t* row, int64_t i) {
+        float value;
+        std::memcpy(&value, row + 4 * i, sizeof(value));
+        return value;
+    }
+    static Vector vector(const uint8_t* row, int64_t i) {
+        return load(reinterpret_cast<const float*>(row) + i);
+    }
+};
+
+struct Bf16Rows {
+    static constexpr int kPerUnit = 2;
+    static Eight take(EightIntegers units, int i) {
+        return Eight(i == 0 ? units << 16 : units & int32_t(0xffff0000));
+    }
+    static float number(const uint8_t* row, int64_t i) {
+        uint16_t half;
+        std::memcpy(&half, row + 2 * i, sizeof(half));
+        const uint32_t bits = uint32_t(half) << 16;
+        float value;
+        std::memcpy(&value, &bits, sizeof(value));
+        return value;
+    }
+    static Vector vector(const uint8_t* row, int64_t i) {
+        return Vector(widen_integers<uint16_t>(row + 2 * i) << 16);
+    }
+};
+
+struct Fp16Rows {
+    static constexpr int kPerUnit = 2;
+#if VECTOR_FLOATS >= 8
+    static Eight take(EightIntegers units, int i) {
+        // Within sixteen bytes, four that come first and the four behind them.
+        const __m256i first = _mm256_and_si256(__m256i(units), _mm256_set1_epi32(0xffff));
+        const __m256i second = _mm256_srli_epi32(__m256i(units), 16);
+        const __m256i both =
+            _mm256_permute4x64_epi64(_mm256_packus_epi32(first, second), 0b11011000);
+        return Eight(_mm256_cvtph_ps(i == 0 ? _mm256_castsi256_si128(both)
+                                            : _mm256_extracti128_si256(both, 1)));
+    }
+#else
+    static Eight take(EightIntegers units, int i) {
+        if (i == 1) units = units >> 16;
+        // The exponent's bias differs by 112; what has no exponent gets one, and loses it again.
+        constexpr int32_t kOne = 1 << 23;
+        const EightIntegers magnitude = (units & 0x7fff) << 13;
+        const Eight small = Eight(magnitude + 113 * kOne) - 6.103515625e-05f;
+        EightIntegers bits = magnitude < kOne ? EightIntegers(small) : magnitude + 112 * kOne;
+        bits |= magnitude >= 31 * kOne ? EightIntegers{} + 0x7f800000 : EightIntegers{};
+        return Eight(bits | (units & 0x8000) << 16);
+    }
+#endif
+    static float number(const uint8_t* row, int64_t i) { return half_to_float(row + 2 * i); }
+    static Vector vector(const uint8_t* row, int64_t i) { return halves_to_floats(row + 2 * i); }
+};
+
+// Numbers are codes: whoever takes them multiplies with the scale later.
+struct Int8Rows {
+    static constexpr int kPerUnit = 4;
+    static Eight take(EightIntegers units, int i) {
+        return __builtin_convertvector(units << (24 - 8 * i) >> 24, Eight);
+    }
+    static float number(const uint8_t* row, int64_t i) { return int8_t(row[i]); }
+    static Vector vector(const uint8_t* row, int64_t i) {
+        return __builtin_convertvector(widen_integers<int8_t>(row + i), Vector);
+    }
+    static float scale(const uint8_t* row, int64_t width) {
+        return Float32Rows::number(row + width, 0);
+    }
+};
+
+// Call `action(format's struct)` for a format that is not constant.
+template <class Action>
+inline auto with_format(int64_t format, Action action) {
+    switch (format) {
+        case kKvFloat32: return action(Float32Rows());
+        case kKvBf16: return action(Bf16Rows());
+        case kKvFp16: return action(Fp16Rows());
+        default: return action(Int8Rows());
+    }
+}
+
+inline uint16_t to_bf16(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof(bits));
+    if (value != value) return 0x7fc0;
+    return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+
+inline uint16_t to_fp16(float value) {
+    uint32_t bits;
+    const float magnitude = std::min(std::fabs(value), 65504.0f);
+    std::memcpy(&bits, &value, sizeof(bits));
+    const uint32_t sign = bits >> 16 & 0x8000;
+    if (value != value) return sign | 0x7e00;
+    // Below the smallest that has an exponent, the sum's last places are multiples of 2^-24.
+    if (magnitude < 6.103515625e-05f) {
+        const float sum = magnitude + 0.5f;
+        std::memcpy(&bits, &sum, sizeof(bits));
+        return sign | (bits - 0x3f000000);
+    }
+    std::memcpy(&bits, &magnitude, sizeof(bits));
+    return sign | (((bits + 0xfff + (bits >> 13 & 1)) >> 13) - (112 << 10));
+}
+
+inline void store_int8(const float* from, uint8_t* to, int64_t width) {
+    float highest = 0.0f, probe = 0.0f;
+    for (int64_t i = 0; i < width; ++i) {
+        highest = std::max(highest, std::fabs(from[i]));
+        probe += from[i] * 0.0f;
+    }
+    const bool is_finite = probe == probe;
+    const float inverse = is_finite && highest > kSmallestRow ? kLargestCode / highest : 0.0f;
+    for (int64_t i = 0; i < width; ++i)
+        to[i] = is_finite ? int8_t(std::nearbyint(from[i] * inverse)) : 0;
+    const float scale = is_finite ? highest / kLargestCode : probe;
+    std::memcpy(to + width, &scale, sizeof(scale));
+}
+
+// Bring a row of floats to the cache.
+inline void store_kv_row(int64_t format, const float* from, uint8_t* to, int64_t width) {
+    if (format == kKvFloat32)
+        std::memcpy(to, from, width * sizeof(float));
+    else if (format == kKvInt8)
+        store_int8(from, to, width);
+    else
+        for (int64_t i = 0; i < width; ++i) {
+            const uint16_t half = format == kKvBf16 ? to_bf16(from[i]) : to_fp16(from[i]);
+            std::memcpy(to + 2 * i, &half, sizeof(half));
+        }
+}
+
+// The same for the row of a slot; `cached` is [blocks, kv_heads, page_size] rows.
+inline void store_at_slot(int64_t format, const float* from, uint8_t* cached, int64_t slot,
+                          int64_t kv, int64_t kv_heads, int64_t page_size, int64_t width) {
+    const int64_t row = (slot / page_size * kv_heads + kv) * page_size + slot % page_size;
+    store_kv_row(format, from, cached + row * kv_row_bytes(format, width), width);
+}
+
+}  // namespace
+}  // namespace slipstream

@@ -28,8 +28,8 @@ __attribute__((noinline)) void finish(const Attention& a, Softmax state, const f
                                       int64_t row, int64_t head) {
     float factor = 1.0f;
     if (a.sinks) {
-        const float highest = std::max(state.highest, a.sinks[head]);
-        factor = std::exp(state.highest - highest);
+        const float highest = std::max(state.reference, a.sinks[head]);
+        factor = std::exp(state.reference - highest);
         state.total = state.total * factor + std::exp(a.sinks[head] - highest);
     }
     factor /= state.total;
@@ -196,7 +196,7 @@ private:
     void keep(int64_t row, const float* own) {
         float* to = a.partials + ((item.partial + place_in_item(row)) * a.heads + head(row)) *
                                      (a.value_dim + 2);
-        to[0] = states[row].highest;
+        to[0] = states[row].reference;
         to[1] = states[row].total;
         std::memcpy(to + 2, own, a.value_dim * sizeof(float));
     }

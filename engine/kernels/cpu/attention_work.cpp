@@ -8,8 +8,10 @@ using namespace slipstream;
 
 namespace {
 
-// Neighbouring queries that share a reading of their keys.
-constexpr int64_t kQueriesPerItem = 16;
+// Neighbouring queries that share a reading of their keys: more of a long prompt, of which there is
+// enough for all threads.
+constexpr int64_t kLongPrompt = 256;
+int64_t queries_per_item(int64_t rows) { return rows < kLongPrompt ? 16 : 32; }
 
 // Make an item of each span of a single query's item.
 void cut_spans(AttentionWork& work) {
@@ -40,8 +42,9 @@ AttentionWork slipstream::attention_work(int64_t requests, const int64_t* query_
     AttentionWork work;
     for (int64_t r = 0; r < requests; ++r) {
         const int64_t rows = query_starts[r + 1] - query_starts[r];
-        for (int64_t row = 0; row < rows; row += kQueriesPerItem) {
-            const int64_t height = std::min(kQueriesPerItem, rows - row);
+        const int64_t most = queries_per_item(rows);
+        for (int64_t row = 0; row < rows; row += most) {
+            const int64_t height = std::min(most, rows - row);
             const int64_t position = context_lengths[r] - rows + row;
             work.items.push_back({r, query_starts[r] + row, height, position, 0,
                                   (position + height - 1) / kSpan + 1, -1});

@@ -15,9 +15,13 @@ constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
 // A query head's running softmax.
 struct Softmax {
-    float highest = kLowest;
+    float reference = kLowest;  // what scores are taken relative to
     float total = 0.0f;
 };
+
+// How far a score may lie above the reference before what is summed so far is scaled to another one:
+// e^8 is nowhere near the end of a float, and the highest score yet comes often at the beginning.
+constexpr float kSlack = 8.0f;
 
 void scale(float* sums, float factor, int64_t width) {
     for (int64_t i = 0; i < width; ++i) sums[i] *= factor;
@@ -29,7 +33,7 @@ inline Vector cap(Vector x, float c) {
 }
 
 // Make a piece's scores weights: those of keys [low, high), which are seen, and 0 for the others.
-// `sums`, weighted so far, are scaled where a score is the highest yet.
+// `sums`, weighted so far, are scaled where a score is much higher than those before it.
 void weigh(float* scores, int64_t low, int64_t high, float softcap, Softmax& state, float* sums,
            int64_t width) {
     constexpr int kVectors = kPiece / kLanes;
@@ -47,19 +51,19 @@ void weigh(float* scores, int64_t low, int64_t high, float softcap, Softmax& sta
         x[v] = seen[v] ? x[v] : splat(kLowest);
         top = x[v] > top ? x[v] : top;
     }
-    const float highest = std::max(state.highest, max(top));
-    if (highest > state.highest) {
+    const float highest = max(top);
+    if (highest > state.reference + kSlack) {
         if (state.total > 0.0f) {
-            const float keep = std::exp(state.highest - highest);
+            const float keep = std::exp(state.reference - highest);
             state.total *= keep;
             scale(sums, keep, width);
         }
-        state.highest = highest;
+        state.reference = highest;
     }
     Vector total{};
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
-        const Vector weight = exp(x[v] - highest);
+        const Vector weight = exp(x[v] - state.reference);
         x[v] = seen[v] ? weight : Vector{};
         total += x[v];
         store(scores + v * kLanes, x[v]);
@@ -76,8 +80,8 @@ __attribute__((noinline)) void add_span(Softmax& all, float* all_sums, const Sof
         std::memcpy(all_sums, sums, width * sizeof(float));
         return;
     }
-    const float highest = std::max(all.highest, span.highest);
-    const float old = std::exp(all.highest - highest), fresh = std::exp(span.highest - highest);
+    const float highest = std::max(all.reference, span.reference);
+    const float old = std::exp(all.reference - highest), fresh = std::exp(span.reference - highest);
     all = {highest, all.total * old + span.total * fresh};
     for (int64_t i = 0; i < width; ++i) all_sums[i] = all_sums[i] * old + sums[i] * fresh;
 }

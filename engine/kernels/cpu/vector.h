@@ -81,10 +81,10 @@ inline Vector exp(Vector x) {
     const Vector low = splat(-87.0f), high = splat(88.0f);
     x = x < low ? low : x;
     x = x > high ? high : x;
-    const Vector scaled = x * 1.44269504088896341f;
-    const Vector half = scaled < 0.0f ? splat(-0.5f) : splat(0.5f);
-    const Integers n = __builtin_convertvector(scaled + half, Integers);
-    const Vector whole = __builtin_convertvector(n, Vector);
+    // The sum's last places are the nearest whole number.
+    constexpr float kShift = 12582912.0f;
+    const Vector shifted = x * 1.44269504088896341f + kShift;
+    const Vector whole = shifted - kShift;
     Vector r = x - whole * 0.693359375f;
     r = r - whole * -2.12194440e-4f;
     Vector p = splat(1.9875691500e-4f);
@@ -94,10 +94,7 @@ inline Vector exp(Vector x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * (r * r) + r + 1.0f;
-    const Integers bits = (n + 127) << 23;
-    Vector power;
-    std::memcpy(&power, &bits, sizeof(power));
-    return p * power;
+    return p * Vector((Integers(shifted) << 23) + (127 << 23));
 }
 
 }  // namespace slipstream

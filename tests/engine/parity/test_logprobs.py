@@ -21,10 +21,14 @@ CONFIG = ContinuousBatchingConfig(
 
 @pytest.fixture(scope="module")
 def llama() -> Subject:
-    """A model with logits of the size that real ones have, so that rounding stays below 1e-5."""
+    """A model with logits up to 4.
+
+    There a float32 forward, torch's and ours alike, is within 5e-6 of the model in float64, and two
+    of them within 1e-5 of each other.
+    """
     model: Any = make_family("llama")
     with torch.no_grad():
-        model.lm_head.weight.mul_(0.3)
+        model.lm_head.weight.mul_(0.2)
     return Subject(model, make_prompts(), MAX_NEW_TOKENS, spare_tokens=0)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections import Counter
 from typing import Any
 
@@ -111,7 +112,8 @@ def test_the_status_of_a_refusal_is_a_setting(tiny_model):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_that_waits_too_long_is_told(tiny_model, stream):
-    settings = with_server(queue_timeout_seconds=0.3)
+    seconds = 0.3
+    settings = with_server(queue_timeout_seconds=seconds)
     with controlled_server(tiny_model, settings=settings, max_requests_per_batch=1) as (
         server,
         runner,
@@ -121,7 +123,9 @@ def test_a_request_that_waits_too_long_is_told(tiny_model, stream):
         until(lambda: server.manager.statistics().num_running == 1)
         waiting = Call(lambda: server.complete("waits", stream=stream))
         until(lambda: server.manager.statistics().num_queued == 1)
-        # A step ends now and then, as it does in a loaded engine; deadlines are looked at there.
+        # Deadlines are looked at where a step ends. None does before this one is over, since a fast
+        # machine would have ended the running request by then.
+        time.sleep(seconds)
         until(lambda: not waiting.is_alive() or _later(runner))
         answer = waiting.outcome()
         text = answer.text if stream else json.dumps(answer.json())
@@ -141,12 +145,15 @@ def _later(runner: Any) -> bool:
 
 
 def test_a_request_that_takes_too_long_is_told_and_its_blocks_are_free(tiny_model):
-    settings = with_server(request_timeout_seconds=0.4)
+    seconds = 0.4
+    settings = with_server(request_timeout_seconds=seconds)
     with controlled_server(tiny_model, settings=settings) as (server, runner):
         runner.hold()
         late = [Call(lambda: server.complete("late", max_tokens=300, ignore_eos=True))]
         late.append(Call(lambda: server.complete("late", max_tokens=300, stream=True)))
         until(lambda: server.manager.statistics().num_live == 2)
+        # Over before a step ends: a fast machine has made all 300 tokens by then otherwise.
+        time.sleep(seconds)
         until(lambda: not any(call.is_alive() for call in late) or _later(runner))
         whole, stream = (call.outcome() for call in late)
         assert (whole.status_code, whole.json()["error"]["code"]) == (504, "deadline_exceeded")

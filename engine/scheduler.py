@@ -134,7 +134,9 @@ class Scheduler:
         prefilling: list[RequestState] = []
         for request in self.running.values():
             (decoding if request.num_missing_tokens == 1 else prefilling).append(request)
-        limit = self._pace.chunk_limit(len(decoding))
+        # Whoever gets all tokens at the end waits for the last one, not for the next.
+        is_watched = any(request.streaming for request in decoding)
+        limit = self._pace.chunk_limit(len(decoding)) if is_watched else None
         budget = self._max_batch_tokens
         if limit is not None:
             # Decoding rows keep their tokens, also where prompts come before them.

@@ -152,8 +152,9 @@ class PacedEngine:
         return seconds, share(batch)
 
     def start(self, *requests):
-        """Add requests and run the step that admits them."""
+        """Add requests whose tokens are waited for, and run the step that admits them."""
         for request in requests:
+            request.streaming = True
             self.scheduler.add(request)
         self.step()
         return requests
@@ -213,6 +214,17 @@ def test_without_a_stream_prompts_enter_as_fast_as_they_can():
     engine = PacedEngine(Machine(), 0.02)
     engine.scheduler.add(distinct("p", 4_000))
     assert [engine.step()[1]["p"] for _ in range(3)] == [256, 256, 256]
+
+
+def test_beside_requests_that_are_delivered_whole_prompts_enter_as_fast_as_they_can():
+    engine = PacedEngine(Machine(), 0.02)
+    (whole,) = engine.start(distinct("a", 20, max_new_tokens=5_000))
+    whole.streaming = False
+    engine.step()
+    engine.scheduler.add(distinct("p", 4_000))
+    assert [engine.step()[1] for _ in range(3)] == [{"a": 1, "p": 255}] * 3
+    whole.streaming = True
+    assert engine.step()[1] == {"a": 1, "p": MIN_CHUNK_TOKENS}
 
 
 def test_without_a_target_the_clock_is_not_even_read():

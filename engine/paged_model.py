@@ -105,6 +105,7 @@ def wrap(
     *,
     max_model_tokens: int | None = None,
     use_kernels: bool = True,
+    use_fusion: bool = True,
     weights: str = "fp32",
     activations: str = "fp32",
 ) -> PagedModel:
@@ -114,6 +115,9 @@ def wrap(
         hf_model: A causal language model.
         max_model_tokens: Positions to use at most; None takes the model's own limit.
         use_kernels: Compute with our own kernels where there are any for this device.
+        use_fusion: Compute modules, and the whole decoder, in one call of these where possible. If
+            not, the model's own forward and torch's attention compute, to compare with; packed
+            weights stay, module by module.
         weights: What the linear layers and the embedding are stored as: "fp32" leaves the model as
             it is, "auto", "bf16x3", "bf16", "int8", "int4" put packed layers in their place, in the
             model itself. See docs/quantisation.md.
@@ -125,7 +129,9 @@ def wrap(
         UnsupportedModelError: Its attention cannot be run over a paged cache.
     """
     store_weights(hf_model, weights, use_kernels=use_kernels, activations=activations)
-    return PagedModel(hf_model, max_model_tokens=max_model_tokens, use_kernels=use_kernels)
+    return PagedModel(
+        hf_model, max_model_tokens=max_model_tokens, use_kernels=use_kernels and use_fusion
+    )
 
 
 def load(  # noqa: PLR0913 - each is a choice of its own, and all have names
@@ -136,6 +142,7 @@ def load(  # noqa: PLR0913 - each is a choice of its own, and all have names
     revision: str | None = None,
     max_model_tokens: int | None = None,
     use_kernels: bool = True,
+    use_fusion: bool = True,
     weights: str = "auto",
     activations: str = "fp32",
 ) -> PagedModel:
@@ -148,6 +155,7 @@ def load(  # noqa: PLR0913 - each is a choice of its own, and all have names
         revision: Hub revision.
         max_model_tokens: Positions to use at most; None takes the model's own limit.
         use_kernels: Compute with our own kernels where there are any for this device.
+        use_fusion: As of `wrap`.
         weights: What the linear layers and the embedding are stored as: "fp32", "bf16x3", "bf16",
             "int8", "int4"; auto is bf16 on a CPU if that loses nothing, else it leaves them as they
             are. The blocks of a GGUF file are kept by auto, and unpacked by all others first.
@@ -177,6 +185,7 @@ def load(  # noqa: PLR0913 - each is a choice of its own, and all have names
         hf_model,
         max_model_tokens=max_model_tokens,
         use_kernels=use_kernels,
+        use_fusion=use_fusion,
         weights=weights,
         activations=activations,
     )

@@ -116,6 +116,12 @@ def _add_serve_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="a name clients may use for the model; may be repeated",
     )
+    _add_format_options(parser)
+    _add_network_options(parser)
+    _add_settings_options(parser)
+
+
+def _add_format_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--weights",
         metavar="FORMAT",
@@ -134,8 +140,15 @@ def _add_serve_options(parser: argparse.ArgumentParser) -> None:
         help="what keys and values are kept as on a CPU: auto (the model's dtype), fp32, bf16, "
         "fp16 or int8, which takes a quarter of the memory",
     )
-    _add_network_options(parser)
-    _add_settings_options(parser)
+    parser.add_argument(
+        "--no-fusion",
+        action="store_false",
+        default=None,
+        dest="fusion",
+        help="compute with the model's own Hugging Face forward instead of fused kernels: slower, "
+        "to compare answers with. What --weights and --activations pack stays packed, module by "
+        "module; with --weights fp32 torch computes everything",
+    )
 
 
 def _add_network_options(parser: argparse.ArgumentParser) -> None:
@@ -208,6 +221,7 @@ def _named_overrides(options: argparse.Namespace) -> list[str]:
         "model.served_names": "served_name",
         "model.weights": "weights",
         "model.activations": "activations",
+        "model.fusion": "fusion",
         "engine.kv_cache_dtype": "kv_cache_dtype",
         "server.host": "host",
         "security.api_keys_file": "api_keys_file",

@@ -162,6 +162,7 @@ def _load(settings: Settings, stored: StoredModel) -> PagedModel:
             max_model_tokens=settings.model.max_model_tokens or None,
             weights=settings.model.weights,
             activations=settings.model.activations,
+            use_fusion=settings.model.fusion,
         )
     except EngineError:
         raise

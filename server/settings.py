@@ -50,6 +50,10 @@ class ModelSettings:
             that loses nothing, else as loaded.
         activations: What weights of 8 and 4 bits are multiplied with on a CPU: "fp32", or "int8",
             which is faster and nearly as exact; see docs/quantisation.md.
+        fusion: Compute known modules, and a whole decoder of the usual structure, in one call of
+            the compiled kernels. Without, the model's own Hugging Face forward and torch's
+            attention compute, which is slower and there to compare with; weights that are packed
+            stay so, module by module.
         device: "auto", "cpu", "cuda" or "cuda:N".
         chat_template: File with a chat template that replaces the tokenizer's own.
         allow_auto_map: Serve a model whose config names code of its own, with transformers' code
@@ -67,6 +71,7 @@ class ModelSettings:
     dtype: str = "auto"
     weights: str = "auto"
     activations: str = "fp32"
+    fusion: bool = True
     device: str = "auto"
     chat_template: str = ""
     allow_auto_map: bool = False

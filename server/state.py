@@ -228,7 +228,7 @@ def served_names(settings: ModelSettings) -> tuple[str, ...]:
 def _fingerprint(name: str, settings: ModelSettings, model: Any) -> str:
     """Return a short name for what determines the answers."""
     numbers = (str(getattr(model, "dtype", "")), settings.weights, settings.activations)
-    parts = (name, settings.revision, *numbers, VERSION)
+    parts = (name, settings.revision, *numbers, str(settings.fusion), VERSION)
     return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 

@@ -48,7 +48,8 @@ def choose_backend(
     if device.type == "cpu" and dtype == torch.float32 and use_kernels and load_library():
         return BackendChoice("cpu", "our own kernel, in float32")
     if device.type != "cuda":
-        return BackendChoice("torch", f"{dtype} on {device.type}, with no kernel of our own")
+        ours = "no kernel of our own" if use_kernels else "our own kernels switched off"
+        return BackendChoice("torch", f"{dtype} on {device.type}, with {ours}")
     if not allow_flash:
         return BackendChoice("torch", "auto_switch_to_flash is off")
     if importlib.util.find_spec("flash_attn") is None:

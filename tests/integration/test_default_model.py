@@ -2,12 +2,17 @@
 
 import asyncio
 import json
+import re
 import shutil
 import subprocess
 from typing import Any
 
+import httpx
 import openai
 import pytest
+
+from tests.integration.conftest import DEFAULT_SETTINGS
+from tests.serve_process import serving
 
 # The first test of a session may have to fetch the model.
 pytestmark = pytest.mark.timeout(600)
@@ -58,6 +63,17 @@ def test_curl(default_server, path):
     assert "Paris" in text
     assert joined == text
     assert pieces[-1]["finish_reason"] == whole["finish_reason"]
+
+
+def test_without_fusion_answers_are_the_same(default_server):
+    texts = []
+    with serving(*DEFAULT_SETTINGS, "--no-fusion", start_seconds=300) as plain:
+        assert any(re.search(r"model\.fusion\s+false", line) for line in plain.lines)
+        for url in (default_server.url, plain.url):
+            body = {"prompt": [OPENING, QUESTION], "temperature": 0, "max_tokens": 24}
+            answer = httpx.post(f"{url}/v1/completions", json=body, timeout=120).json()
+            texts.append([choice["text"] for choice in answer["choices"]])
+    assert texts[0] == texts[1]
 
 
 def collect_chat(chunks: list[Any]) -> tuple[list[tuple[Any, ...]], Any]:

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -89,6 +90,25 @@ def test_a_foreign_address_is_refused(capsys):
 def test_named_options_yield_to_set(capsys):
     status, text = refusal(capsys, "serve", "--port", "1", "--set", "server.port=x")
     assert (status, "'x'" in text) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fusion"),
+    [
+        ([], "true"),
+        (["--no-fusion"], "false"),
+        (["--no-fusion", "--set", "model.fusion=true"], "true"),
+    ],
+)
+def test_fusion_is_switched_off_by_an_option(capsys, arguments, fusion):
+    assert main(["config", *arguments]) == 0
+    assert re.search(rf"model\.fusion = {fusion} ", capsys.readouterr().out)
+
+
+def test_fusion_is_switched_off_by_the_environment(capsys, monkeypatch):
+    monkeypatch.setenv("SLIPSTREAM_MODEL_FUSION", "false")
+    assert main(["config"]) == 0
+    assert re.search(r"model\.fusion = false  # environment", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(

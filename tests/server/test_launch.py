@@ -3,14 +3,22 @@
 import re
 import threading
 from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
+from fastapi.testclient import TestClient
 
+import engine
+from engine import ContinuousBatchingConfig, PagedModel
 from server import launch
 from server.model_store import StoredModel
-from server.settings import ModelSettings, ServerSettings, Settings
+from server.settings import ModelSettings, ServerSettings, Settings, load_settings
 from server.startup_errors import ModelUnavailableError
+
+# Of an engine that starts at once.
+SMALL: dict[str, Any] = {"page_size": 16, "num_blocks": 32, "max_requests_per_batch": 4}
 
 
 @pytest.mark.parametrize("path", ["", "org/name"])
@@ -46,6 +54,38 @@ def test_the_port_is_open_while_a_model_is_fetched(monkeypatch, path):
     assert live.status_code == 200
     assert (ready.status_code, ready.json()) == (503, {"status": "fetching"})
     assert models.json()["error"]["code"] == "model_loading"
+
+
+@pytest.mark.parametrize("weights", ["fp32", "int8"])
+def test_without_fusion_the_model_computes_by_itself(monkeypatch, tiny_model_folder, weights):
+    loaded = []
+
+    def load(*arguments: Any, **options: Any) -> PagedModel:
+        loaded.append(engine.load(*arguments, **options))
+        return loaded[-1]
+
+    monkeypatch.setattr(launch, "engine", SimpleNamespace(load=load))
+    texts, fingerprints = [], []
+    printed: list[list[tuple[str, str, str]]] = []
+    monkeypatch.setattr(launch, "print_configuration", printed.append)
+    for options in ([], ["model.fusion=false"]):
+        settings = load_settings(None, [f"model.weights={weights}", *options])
+        stored = StoredModel(tiny_model_folder, "tiny")
+        made = launch.Launch(settings, stored, ContinuousBatchingConfig(**SMALL))
+        with TestClient(made.load()) as client:
+            asked = {"prompt": "Hello", "max_tokens": 24, "temperature": 0}
+            answer = client.post("/v1/completions", json=asked).json()
+        texts.append(answer["choices"][0]["text"])
+        fingerprints.append(answer["system_fingerprint"])
+        made.close()
+    fused, plain = loaded
+    assert fused.causal_lm.in_place
+    assert list(plain.causal_lm.in_place) == []
+    assert texts[0] == texts[1]
+    assert fingerprints[0] != fingerprints[1]
+    rows = [{name: value for name, value, _ in rows} for rows in printed]
+    assert ("model.fusion" in rows[0], rows[0]["attention"]) == (False, "cpu")
+    assert (rows[1]["model.fusion"], rows[1]["attention"]) == ("false", "torch")
 
 
 @pytest.mark.parametrize("content", ["{", "{}", '{"version": "1.0", "model": {"type": "x"}}'])

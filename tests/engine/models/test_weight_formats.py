@@ -151,6 +151,22 @@ def test_activations_of_eight_bits_answer_what_the_model_itself_generates(name, 
     assert alone == generate(model)
 
 
+@pytest.mark.parametrize(
+    ("weights", "activations"), [("fp32", "fp32"), ("int8", "fp32"), ("int4", "int8")]
+)
+def test_without_fusion_a_model_says_the_same_by_its_own_modules(weights, activations):
+    options: Any = {"weights": weights, "activations": activations}
+    fused = engine.wrap(make(CONFIGS["tied"]), **options)
+    plain = engine.wrap(make(CONFIGS["tied"]), use_fusion=False, **options)
+    assert fused.causal_lm.in_place
+    assert plain.causal_lm.replacements == list(plain.causal_lm.in_place) == []
+    assert plain.causal_lm.checked_attention == {"torch"}
+    kind = torch.nn.Linear if weights == "fp32" else QuantizedLinear
+    assert type(plain.hf_model.get_output_embeddings()) is kind
+    assert has_int8_activations(plain.hf_model) == (activations == "int8")
+    assert generate(plain) == generate(fused)
+
+
 @pytest.mark.parametrize("weights", ["auto", "fp32", "bf16"])
 def test_activations_of_eight_bits_need_weights_of_as_few(weights):
     with pytest.raises(UnsupportedConfigError, match="needs weights of 8 or 4 bits") as refusal:

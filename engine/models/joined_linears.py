@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from engine.kernels.cpu.linear import PANEL, LinearView, PackedLinear
+from engine.kernels.cpu.panel_memory import panel_memory
 from engine.kernels.cpu.quantized_linear import QuantizedWeight
 from engine.models.quantized_modules import QuantizedLinear
 
@@ -111,14 +112,18 @@ def _bias(linears: Sequence[AnyLinear]) -> torch.Tensor | None:
 
 
 def _share(linears: Sequence[QuantizedLinear]) -> QuantizedWeight:
-    """Let the layers' panels be parts of one tensor, and return that one's weight."""
-    if len(linears) == 1:
+    """Let the layers' panels be parts of one tensor, and return that one's weight.
+
+    That of one layer is brought to the others' memory as well, once: a layer may have several uses.
+    """
+    if len(linears) == 1 and panel_memory().holds(linears[0].panels):
         return linears[0].packed
-    # An inference tensor could not be changed when new weights are set.
+    numbers = [len(linear.panels) for linear in linears]
+    panels = panel_memory().empty(sum(numbers), linears[0].panels.shape[1], dtype=torch.uint8)
     with torch.inference_mode(False), torch.no_grad():
-        panels = torch.cat([linear.panels for linear in linears])
-        parts = torch.split(panels, [len(linear.panels) for linear in linears])
-    for linear, part in zip(linears, parts, strict=True):
-        linear.panels = part
+        parts = torch.split(panels, numbers)
+        for linear, part in zip(linears, parts, strict=True):
+            part.copy_(linear.panels)
+            linear.panels = part
     columns = sum(linear.out_features for linear in linears)
     return QuantizedWeight(linears[0].format, panels, (columns, linears[0].in_features))

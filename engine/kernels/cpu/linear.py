@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.kernels.cpu.library import kernels
+from engine.kernels.cpu.panel_memory import panel_memory
 from engine.kernels.operators import define_operator
 
 PANEL = 32
@@ -65,7 +66,8 @@ class PackedLinear:
         self._library = library
         self._bias = None if bias is None else bias.detach().contiguous()
         self._columns, depth = weight.shape
-        self._panels = torch.empty(-(-self._columns // PANEL), depth, PANEL)
+        panels = -(-self._columns // PANEL)
+        self._panels = panel_memory().empty(panels, depth, PANEL, dtype=torch.float32)
         source = weight.detach().contiguous()
         library.pack_linear(source.data_ptr(), self._panels.data_ptr(), self._columns, depth)
 

@@ -13,6 +13,7 @@ import torch
 
 from engine.kernels.cpu.library import kernels
 from engine.kernels.cpu.linear import PANEL
+from engine.kernels.cpu.panel_memory import MAX_SHARED_BYTES, panel_memory
 from engine.kernels.operators import define_operator
 
 GROUP = 32
@@ -209,7 +210,12 @@ def pack_amx_bf16(library: ctypes.CDLL, kind: Format, weight: torch.Tensor) -> Q
 def _empty(library: ctypes.CDLL, kind: Format, like: torch.Tensor) -> QuantizedWeight:
     columns, depth = like.shape
     panel_bytes = library.quantized_panel_bytes(kind, depth)
-    panels = torch.empty(-(-columns // PANEL), panel_bytes, dtype=torch.uint8)
+    shape = (-(-columns // PANEL), panel_bytes)
+    # Layers get a place beside the others when they are joined; a head stays where it is.
+    if shape[0] * panel_bytes > MAX_SHARED_BYTES:
+        panels = panel_memory().empty(*shape, dtype=torch.uint8)
+    else:
+        panels = torch.empty(shape, dtype=torch.uint8)
     return QuantizedWeight(kind, panels, (columns, depth), library)
 
 

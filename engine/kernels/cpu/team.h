@@ -4,40 +4,66 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <limits>
 #include <thread>
 #ifdef _OPENMP
 #include <omp.h>
+#endif
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 #include "linear.h"
 
 namespace slipstream {
 
-// A barrier that is passed in about a microsecond while all threads run. One whose partner has lost
-// its core gives its own away instead of spinning on: on a crowded machine that is the difference
-// between a step and a hundred.
+// A barrier that is passed in about a microsecond while all threads run. Who waits longer sleeps until
+// the last one comes: a thread that spins on, or yields its core again and again, is charged for time
+// in which it did nothing, and where other programs want the cores it then waits at each barrier until
+// they have had theirs.
 class SLIPSTREAM_LOCAL Barrier {
 public:
     explicit Barrier(int64_t size) : size_(size) {}
 
     void wait() {
         if (size_ == 1) return;
-        const int64_t phase = phase_.load(std::memory_order_relaxed);
+        const uint32_t phase = phase_.load(std::memory_order_relaxed);
         if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
             arrived_.store(0, std::memory_order_relaxed);
-            phase_.store(phase + 1, std::memory_order_release);
+            // In one order with the sleepers' own: either they are seen here, or they see the phase.
+            phase_.store(phase + 1, std::memory_order_seq_cst);
+            if (sleepers_.load(std::memory_order_seq_cst) > 0) wake();
             return;
         }
-        for (int64_t spins = 0; phase_.load(std::memory_order_acquire) == phase; ++spins)
-            if (spins < kSpins)
-                pause();
-            else
-                std::this_thread::yield();
+        for (int64_t spins = 0; spins < kSpins; ++spins) {
+            if (phase_.load(std::memory_order_acquire) != phase) return;
+            pause();
+        }
+        sleepers_.fetch_add(1, std::memory_order_seq_cst);
+        while (phase_.load(std::memory_order_seq_cst) == phase) sleep(phase);
+        sleepers_.fetch_sub(1, std::memory_order_relaxed);
     }
 
 private:
     // Some 20 microseconds: longer than any phase of a small model waits for its last thread.
     static constexpr int64_t kSpins = 500;
+
+#if defined(__linux__)
+    // Until it is woken; at once if the phase is over.
+    void sleep(uint32_t phase) {
+        syscall(SYS_futex, &phase_, FUTEX_WAIT_PRIVATE, phase, nullptr, nullptr, 0);
+    }
+
+    void wake() {
+        constexpr int all = std::numeric_limits<int>::max();
+        syscall(SYS_futex, &phase_, FUTEX_WAKE_PRIVATE, all, nullptr, nullptr, 0);
+    }
+#else
+    void sleep(uint32_t) { std::this_thread::yield(); }
+    void wake() {}
+#endif
 
     static void pause() {
 #if defined(__x86_64__)
@@ -49,7 +75,8 @@ private:
 
     const int64_t size_;
     std::atomic<int64_t> arrived_{0};
-    std::atomic<int64_t> phase_{0};
+    std::atomic<uint32_t> phase_{0};
+    std::atomic<int64_t> sleepers_{0};
 };
 
 // One thread of a team.

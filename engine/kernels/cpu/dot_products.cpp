@@ -96,7 +96,7 @@ struct Dots<W8A8> {
         const Ints sign = every(int32_t(0x80808080));
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r)
-            for (int v = 0; v < kVectors; ++v) totals[r][v] = every(-128 * rows[r]->total);
+            for (int v = 0; v < kVectors; ++v) totals[r][v] = every(rows[r]->offset);
 #pragma GCC unroll 8
         for (int word = 0; word < kIntegerWords; ++word) {
             Ints weights[kVectors];

@@ -12,8 +12,8 @@ constexpr int kIntegerWords = kIntegerGroup / 4;
 // A group of a row.
 struct Activations {
     float scale;
-    float sum;      // of the rounded numbers
-    int32_t total;  // of the codes
+    float sum;       // of the rounded numbers
+    int32_t offset;  // -128 times the sum of the codes
     int8_t codes[kIntegerGroup];
 };
 

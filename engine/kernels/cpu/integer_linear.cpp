@@ -29,13 +29,26 @@ constexpr int64_t kGroup = kIntegerGroup;
 
 int64_t groups_of(int64_t depth) { return (depth + kGroup - 1) / kGroup; }
 
-void round_group(const float* x, int64_t count, Activations& to) {
-    float filled[kGroup] = {};
-    std::memcpy(filled, x, count * sizeof(float));
+// The nearest whole numbers, the even one of two.
+Integers nearest(Vector value) {
+#if VECTOR_FLOATS == 16
+    return Integers(_mm512_cvtps_epi32(__m512(value)));
+#elif VECTOR_FLOATS == 8
+    return Integers(_mm256_cvtps_epi32(__m256(value)));
+#else
+    Integers whole;
+    for (int i = 0; i < kLanes; ++i) whole[i] = int32_t(std::nearbyint(value[i]));
+    return whole;
+#endif
+}
+
+// 32 numbers as codes and a scale. None becomes more than 127: what the inverse is off by is far less
+// than half a code.
+void round_group(const float* x, Activations& to) {
     Vector top{};
     Integers is_nan{};
     for (int64_t i = 0; i < kGroup; i += kLanes) {
-        const Vector value = load(filled + i);
+        const Vector value = load(x + i);
         const Vector size = value < 0.0f ? -value : value;
         top = size > top ? size : top;
         is_nan |= value != value;
@@ -44,20 +57,27 @@ void round_group(const float* x, int64_t count, Activations& to) {
     // No scale for these: the outputs must show it.
     bool is_finite = highest <= std::numeric_limits<float>::max();
     for (int i = 0; i < kLanes; ++i) is_finite &= !is_nan[i];
-    // Numbers so small that the inverse of their scale has no finite value count as zeros.
-    const bool has_scale = is_finite && highest > 1e-30f;
-    const float inverse = has_scale ? 127.0f / highest : 0.0f;
-    to.scale = has_scale  ? highest / 127.0f
-               : is_finite ? 0.0f
-                           : std::numeric_limits<float>::quiet_NaN();
-    int32_t total = 0;
-    for (int64_t i = 0; i < kGroup; ++i) {
-        const int32_t code = is_finite ? int32_t(std::nearbyint(filled[i] * inverse)) : 0;
-        to.codes[i] = int8_t(std::min(127, std::max(-127, code)));
-        total += to.codes[i];
+    if (!is_finite) {
+        to = {};
+        to.scale = to.sum = std::numeric_limits<float>::quiet_NaN();
+        return;
     }
-    to.total = total;
+    // Numbers so small that the inverse of their scale has no finite value count as zeros.
+    const bool has_scale = highest > 1e-30f;
+    const float inverse = has_scale ? 127.0f / highest : 0.0f;
+    typedef int8_t Bytes __attribute__((vector_size(kLanes)));
+    Integers totals{};
+    for (int64_t i = 0; i < kGroup; i += kLanes) {
+        const Integers codes = nearest(load(x + i) * inverse);
+        const Bytes bytes = __builtin_convertvector(codes, Bytes);
+        std::memcpy(to.codes + i, &bytes, sizeof(bytes));
+        totals += codes;
+    }
+    int32_t total = 0;
+    for (int i = 0; i < kLanes; ++i) total += totals[i];
+    to.scale = has_scale ? highest / 127.0f : 0.0f;
     to.sum = to.scale * float(total);
+    to.offset = -128 * total;
 }
 
 template <class Action>
@@ -109,9 +129,15 @@ int64_t slipstream::integer_packed_bytes(int64_t rows, int64_t depth) {
 void slipstream::integer_pack_rows(const float* x, int64_t ldx, void* packed, int64_t first,
                                    int64_t height, int64_t depth) {
     auto* to = static_cast<Activations*>(packed) + first * groups_of(depth);
-    for (int64_t r = 0; r < height; ++r)
-        for (int64_t k = 0; k < depth; k += kGroup)
-            round_group(x + r * ldx + k, std::min(kGroup, depth - k), *to++);
+    const int64_t whole = depth / kGroup * kGroup;
+    for (int64_t r = 0; r < height; ++r) {
+        const float* row = x + r * ldx;
+        for (int64_t k = 0; k < whole; k += kGroup) round_group(row + k, *to++);
+        if (whole == depth) continue;
+        float filled[kGroup] = {};
+        std::memcpy(filled, row + whole, (depth - whole) * sizeof(float));
+        round_group(filled, *to++);
+    }
 }
 
 int64_t slipstream::integer_panel_bytes(int64_t format, int64_t depth) {

@@ -168,17 +168,16 @@ struct Bytes<W4A8> {
 #endif
 };
 
-// A tile of rows times a panel: kRows times kVectors vectors of sums are in registers at a time. Only
-// the first tile finds the panel in memory.
+// A tile of rows times a panel: kRows times kVectors vectors of sums are in registers at a time.
 template <class Format, int kRows>
 void multiply_panel(const uint8_t* panel, const Activations* const* rows, int64_t groups,
-                    bool is_first, float (*sums)[kPanel]) {
+                    Ahead ahead, float (*sums)[kPanel]) {
     constexpr int kVectors = VECTOR_FLOATS < 8 ? 1 : kRows <= 2 ? 4 : 2;
     const Activations* at[kRows];
     for (int r = 0; r < kRows; ++r) at[r] = rows[r];
     for (int64_t g = 0; g < groups; ++g) {
         const uint8_t* group = panel + g * Format::kBytes;
-        if (is_first) ask_ahead(group, Format::kBytes);
+        ahead.ask<Format>(group);
         for (int column = 0; column < kPanel; column += kVectors * kColumns)
             Bytes<Format>::template multiply<kRows, kVectors>(group, column, at, sums);
         for (int r = 0; r < kRows; ++r) ++at[r];
@@ -189,12 +188,12 @@ constexpr int kMostRows = 4;
 
 template <class Format>
 void multiply_rows(int64_t count, const uint8_t* panel, const Activations* const* rows,
-                   int64_t groups, bool is_first, float (*sums)[kPanel]) {
+                   int64_t groups, Ahead ahead, float (*sums)[kPanel]) {
     switch (count) {
-        case 1: return multiply_panel<Format, 1>(panel, rows, groups, is_first, sums);
-        case 2: return multiply_panel<Format, 2>(panel, rows, groups, is_first, sums);
-        case 3: return multiply_panel<Format, 3>(panel, rows, groups, is_first, sums);
-        default: return multiply_panel<Format, kMostRows>(panel, rows, groups, is_first, sums);
+        case 1: return multiply_panel<Format, 1>(panel, rows, groups, ahead, sums);
+        case 2: return multiply_panel<Format, 2>(panel, rows, groups, ahead, sums);
+        case 3: return multiply_panel<Format, 3>(panel, rows, groups, ahead, sums);
+        default: return multiply_panel<Format, kMostRows>(panel, rows, groups, ahead, sums);
     }
 }
 

@@ -91,24 +91,37 @@ void with_format(int64_t format, Action action) {
 // Tests look at both kinds on processors that have both.
 Products products = has_dot_products() ? dot_products() : byte_products();
 
+// One of several tiles asks for its share of the next panel, so that none waits for memory. Past the
+// end it asks for what is not used, harmlessly.
+Ahead ahead_of(const uint8_t* next, int64_t bytes, int64_t groups, int64_t tile, int64_t tiles) {
+    if (tiles == 1) return {nullptr, 0};
+    const int64_t lines = (bytes / kLineBytes + groups * tiles - 1) / (groups * tiles);
+    return {next + tile * groups * lines * kLineBytes, lines};
+}
+
 // One panel of a layer for all rows.
 void run_panel(const Linear& linear, const Rows& rows, int64_t index) {
     const int64_t groups = groups_of(linear.depth), first_column = index * kPanel;
     const int64_t width = std::min<int64_t>(kPanel, linear.columns - first_column);
-    const uint8_t* panel = linear.panels + index * integer_panel_bytes(linear.format, linear.depth);
+    const int64_t bytes = integer_panel_bytes(linear.format, linear.depth);
+    const uint8_t* panel = linear.panels + index * bytes;
     const MultiplyRows multiply = linear.format == kW8A8 ? products.w8a8 : products.w4a8;
     const auto* packed = reinterpret_cast<const Activations*>(rows.packed);
     float bias[kPanel] = {};
     if (linear.bias) std::memcpy(bias, linear.bias + first_column, width * sizeof(float));
-    for (int64_t first = 0; first < rows.count; first += products.most_rows) {
-        const int64_t count = std::min(products.most_rows, rows.count - first);
+    // Of nearly the same size, so that none is left that has too few sums to keep busy.
+    const int64_t tiles = (rows.count + products.most_rows - 1) / products.most_rows;
+    for (int64_t tile = 0; tile < tiles; ++tile) {
+        const int64_t first = rows.count * tile / tiles;
+        const int64_t count = rows.count * (tile + 1) / tiles - first;
         const Activations* at[kMostProductRows];
         alignas(64) float sums[kMostProductRows][kPanel];
         for (int64_t r = 0; r < count; ++r) {
             at[r] = packed + (first + r) * groups;
             std::memcpy(sums[r], bias, sizeof(bias));
         }
-        multiply(count, panel, at, groups, first == 0, sums);
+        const Ahead ahead = ahead_of(panel + bytes, bytes, groups, tile, tiles);
+        multiply(count, panel, at, groups, ahead, sums);
         for (int64_t r = 0; r < count; ++r) {
             float* y = rows.y + (first + r) * linear.columns + first_column;
             // Added last, as a sum of two layers is: a bit that differs here may let the next

@@ -7,6 +7,8 @@
     products    the same products and the same attention over as many positions, and nothing else:
                 the decoder's call without norms and rotation, and the head, less what gates take
     rest        what is left: norms, rotation, gates, rotary tables, Python, the engine's own work
+    weights     bytes a second of the weights that the products read, the whole model's
+    of reading  these bytes summed by torch, from pages as large, over what the products took
 
 Only for decoders that are one call of our kernels. Steps and products take turns, and of each turn
 the shortest tenth counts; what is printed is the median of the turns.
@@ -35,8 +37,11 @@ from engine.batch import BatchInputs
 from engine.cache.paged_cache import PagedCache
 from engine.kernels.cpu.decoder import Decoder, DecoderLayer, GatedMLP
 from engine.kernels.cpu.library import kernels
+from engine.kernels.cpu.linear import LinearView
+from engine.kernels.cpu.panel_memory import panel_memory
 from engine.kernels.cpu.rows import gate_mul
 from engine.models.fused_decoder import FusedDecoder
+from engine.models.quantized_modules import QuantizedLinear
 from server.environment import cache_folder
 from server.model_store import find_model
 from server.settings import ModelSettings
@@ -44,8 +49,10 @@ from server.settings import ModelSettings
 PAGE_SIZE = 256
 PROMPT_TOKENS = 100
 NEW_TOKENS = 64
-# Milliseconds from one token to the next, and of products and attention alone.
-Turn = tuple[float, float]
+# What is summed at a time: a layer's weights.
+PIECE_BYTES = 7 << 20
+# Milliseconds from one token to the next, of products and attention alone, and of plain reading.
+Turn = tuple[float, float, float]
 
 
 def undisturbed(seconds: Sequence[float]) -> float:
@@ -79,8 +86,30 @@ def measure_step(model: engine.PagedModel) -> float:
     return undisturbed([b - a for a, b in itertools.pairwise(output.timestamps)])
 
 
+class Reading:
+    """A plain sum over as many bytes as a model's weights take."""
+
+    def __init__(self, num_bytes: int) -> None:
+        """Take memory of the kind that weights are in."""
+        numbers = panel_memory().empty(num_bytes // 4, dtype=torch.float32)
+        self._pieces = numbers.fill_(1).split(PIECE_BYTES // 4)
+
+    def measure(self, count: int) -> float:
+        """Return the milliseconds that it takes."""
+
+        def run() -> None:
+            for piece in self._pieces:
+                piece.sum()
+
+        return time_of(run, count)
+
+
 class Products:
-    """The products and the attention of a step of one token, over a cache of their own."""
+    """The products and the attention of a step of one token, over a cache of their own.
+
+    Attributes:
+        num_bytes: Of the weights that are read; experts are not counted.
+    """
 
     def __init__(self, model: engine.PagedModel) -> None:
         """Lay out a step in the middle of what `measure_step` runs."""
@@ -101,6 +130,8 @@ class Products:
         first = geometry.layers[0]
         heads = (first.num_query_heads, first.num_kv_heads)
         self._bare = Decoder(kernels(), [_without_rows(layer) for layer in self._layers], *heads)
+        views = [view for layer in self._layers for view in _views(layer)]
+        self.num_bytes = sum(view.panels.nbytes for view in views) + _head_bytes(model)
 
     def measure(self, count: int) -> float:
         """Return the milliseconds that they take."""
@@ -132,6 +163,20 @@ def _one_token(context: int) -> BatchInputs:
     return BatchInputs(none, none, torch.tensor([context - 1]), table, [0, 1], [context], none)
 
 
+def _views(layer: DecoderLayer) -> list[LinearView]:
+    views = [layer.qkv, layer.out]
+    if isinstance(layer.mlp, GatedMLP):
+        views += [layer.mlp.gate_up, layer.mlp.down]
+    return views
+
+
+def _head_bytes(model: engine.PagedModel) -> int:
+    head = model.hf_model.get_output_embeddings()
+    if isinstance(head, QuantizedLinear):
+        return head.panels.nbytes
+    return int(head.weight.nbytes)
+
+
 def _without_rows(layer: DecoderLayer) -> DecoderLayer:
     """Return a layer without what is done to its rows one by one, gates excepted."""
     return dataclasses.replace(
@@ -147,21 +192,28 @@ def _without_rows(layer: DecoderLayer) -> DecoderLayer:
     )
 
 
-def measure(model: engine.PagedModel, rounds: int) -> list[Turn]:
-    """Return the times of each turn; the first, which warms up, is left out."""
+def measure(model: engine.PagedModel, rounds: int) -> tuple[int, list[Turn]]:
+    """Return the bytes of the weights, and the times of each turn but the first, which warms up."""
     products = Products(model)
-    turns = [(measure_step(model), products.measure(NEW_TOKENS)) for _ in range(rounds + 1)]
-    return turns[1:]
+    reading = Reading(products.num_bytes)
+    turns = [
+        (measure_step(model), products.measure(NEW_TOKENS), reading.measure(NEW_TOKENS))
+        for _ in range(rounds + 1)
+    ]
+    return products.num_bytes, turns[1:]
 
 
-def describe(name: str, turns: Sequence[Turn]) -> tuple[str, ...]:
+def describe(name: str, num_bytes: int, turns: Sequence[Turn]) -> tuple[str, ...]:
     """Return the row of the table for one way to store the weights."""
-    steps, products = zip(*turns, strict=True)
-    rest = [step - alone for step, alone in turns]
+    steps, products, _ = zip(*turns, strict=True)
+    rest = [step - alone for step, alone, _ in turns]
+    shares = [read / alone for _, alone, read in turns]
     return (
         name,
         *(f"{statistics.median(times):.2f}" for times in (steps, products, rest)),
         f"{min(rest):.2f} to {max(rest):.2f}",
+        f"{num_bytes / statistics.median(products) / 1e6:.1f} GB/s",
+        f"{statistics.median(shares):.0%} ({min(shares):.0%} to {max(shares):.0%})",
     )
 
 
@@ -191,9 +243,11 @@ def main(arguments: Sequence[str]) -> None:
     if options.threads:
         torch.set_num_threads(options.threads)
     stored = find_model(ModelSettings(path=options.model), cache_folder())
-    table = Table("weights", "step, ms", "products, ms", "rest, ms", "in all turns")
+    table = Table(
+        "weights", "step, ms", "products, ms", "rest, ms", "in all turns", "weights", "of reading"
+    )
     for name in track(options.weights, "Measuring", console=Console(stderr=True)):
-        table.add_row(*describe(name, measure(load(stored, name), options.rounds)))
+        table.add_row(*describe(name, *measure(load(stored, name), options.rounds)))
     console = Console(width=None if sys.stdout.isatty() else 100)
     print_facts(console, describe_machine(), "step", arguments)
     console.print(table)

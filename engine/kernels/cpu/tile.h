@@ -26,8 +26,12 @@ constexpr int kTileVectors = kLanes >= 8 ? 2 : 4;
 constexpr int kTileColumns = kTileVectors * kLanes;
 constexpr int kTileRows = kLanes == 16 ? 12 : 6;
 
-// With few rows a chain's next step waits for its last: two tiles' columns are taken together.
+// With few rows a chain's next step waits for its last: two tiles' columns are taken together. Those
+// of two panels only where a step reads little, since one stretch of memory is read faster than two.
 constexpr int kFewRows = 2;
+
+template <class Format>
+constexpr bool kPairsPanels = kTileColumns == kPanel && Format::kStep > 1;
 
 // With many rows a slice of a panel is used once per tile of rows: 192 x 32 floats are 24 KiB and
 // stay in a first-level cache of 32. A multiple of every format's group.
@@ -263,7 +267,8 @@ void run_panels(const Problem& p, int64_t first, int64_t last, float* spare) {
         const Sums sums = begin_sums(p, index, spare);
         if (p.rows > kTileRows) {
             many_rows<Format>(p, panel, sums);
-        } else if (p.rows <= kFewRows && index + 1 < last && (index + 2) * kPanel <= p.columns) {
+        } else if (kPairsPanels<Format> && p.rows <= kFewRows && index + 1 < last &&
+                   (index + 2) * kPanel <= p.columns) {
             begin_sums(p, ++index, spare);
             few_rows<Format>(p, panel, sums, 2 * kPanel);
         } else {

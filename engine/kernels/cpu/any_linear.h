@@ -5,6 +5,7 @@
 #include "integer.h"
 #include "linear.h"
 #include "tile.h"
+#include "wide.h"
 
 namespace slipstream {
 namespace {
@@ -19,7 +20,8 @@ inline int64_t tile_rows(const Linear& to, int64_t rows) {
 
 // Floats that packed rows take, whatever the format.
 inline int64_t packed_floats(int64_t rows, int64_t depth) {
-    const int64_t bytes = std::max(amx_packed_bytes(rows, depth), integer_packed_bytes(rows, depth));
+    const int64_t bytes = std::max({amx_packed_bytes(rows, depth), integer_packed_bytes(rows, depth),
+                                    wide_packed_bytes(rows, depth)});
     return std::max(rows * depth, (bytes + 3) / 4);
 }
 
@@ -30,6 +32,8 @@ inline void pack_tile(const Linear& to, const float* x, float* packed, int64_t f
         amx_pack_tile(x, to.depth, packed, first, height, rows, to.depth);
     else if (is_integer(to.format))
         integer_pack_rows(x, to.depth, packed, first, height, to.depth);
+    else if (is_wide(to.format))
+        wide_pack_rows(x, to.depth, packed, first, height, to.depth);
     else
         pack_rows(x, to.depth, packed + first * to.depth, height, to.depth);
 }
@@ -42,10 +46,17 @@ inline void run_any_panels(const Linear& linear, const Rows& rows, int64_t first
         run_amx_panels(linear, rows, first, last);
     else if (is_integer(linear.format))
         run_integer_panels(linear, rows, first, last);
+    else if (is_wide(linear.format))
+        run_wide_panels(linear, rows, first, last);
     else if (linear.format == kFloat32)
         run_float_panels(linear, rows, first, last, spare);
     else
         run_quantized_panels(linear, rows, first, last, spare);
+}
+
+// Whether one row is read as it stands.
+inline bool takes_floats(const Linear& to) {
+    return !is_amx(to.format) && !is_integer(to.format) && !is_wide(to.format);
 }
 
 inline int64_t panels_of(const Linear& linear) { return (linear.columns + kPanel - 1) / kPanel; }

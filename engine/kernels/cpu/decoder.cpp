@@ -206,7 +206,7 @@ private:
 
     // Floats are read as they stand.
     const float* pack_one(const Linear& to, const float* x) {
-        if (!is_amx(to.format) && !is_integer(to.format)) return x;
+        if (takes_floats(to)) return x;
         float* packed = b.own + me.index * packed_floats(1, widest_input(s));
         pack_tile(to, x, packed, 0, 1, 1);
         return packed;

@@ -23,6 +23,7 @@ _ARGUMENTS: dict[str, list[type]] = {
     "pack_w8a8": [*[_POINTER] * 3, _INTEGER, _INTEGER],
     "pack_w4a8": [*[_POINTER] * 4, _INTEGER, _INTEGER],
     "use_dot_products": [_INTEGER],
+    "use_wide_products": [_INTEGER],
     "quantized_panel_bytes": [_INTEGER, _INTEGER],
     "quantized_workspace": [_INTEGER, _INTEGER, _INTEGER],
     "quantized_linear": [_POINTER, _INTEGER, *[_POINTER] * 5],
@@ -41,6 +42,7 @@ _ARGUMENTS: dict[str, list[type]] = {
 _RESULTS: dict[str, type] = {
     "has_amx": _INTEGER,
     "use_dot_products": _INTEGER,
+    "use_wide_products": _INTEGER,
     "quantized_panel_bytes": _INTEGER,
     "quantized_workspace": _INTEGER,
     "mixture_workspace": _INTEGER,

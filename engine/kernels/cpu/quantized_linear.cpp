@@ -10,6 +10,9 @@
 //   int4        per 32 of K: [32] fp16 scales, [32] fp16 minima, then [4][32] words of 8 codes, the
 //               first in the lowest bits
 //
+// Where the processor has dot products of bytes, int8 and int4 are computed by wide_linear.cpp, with
+// panels of their own.
+//
 // Incomplete groups are filled with zeros. Scales of fp16 are those of GGUF's blocks: Q8_0, Q4_0
 // (minimum -8 * scale) and Q4_1 are kept without loss.
 
@@ -18,6 +21,7 @@
 #include "integer.h"
 #include "linear.h"
 #include "tile.h"
+#include "wide.h"
 
 using namespace slipstream;
 
@@ -239,9 +243,16 @@ void slipstream::run_quantized_panels(const Linear& linear, const Rows& rows, in
 
 extern "C" {
 
+// Of integer_linear.cpp.
+void pack_w8a8(const int8_t* codes, const uint16_t* scales, uint8_t* panels, int64_t columns,
+               int64_t depth);
+void pack_w4a8(const uint8_t* codes, const uint16_t* scales, const uint16_t* minima,
+               uint8_t* panels, int64_t columns, int64_t depth);
+
 int64_t quantized_panel_bytes(int64_t format, int64_t depth) {
     if (is_amx(format)) return amx_panel_bytes(format, depth);
     if (is_integer(format)) return integer_panel_bytes(format, depth);
+    if (is_wide(format)) return wide_panel_bytes(format, depth);
     int64_t bytes = 0;
     with_format(format, [&](auto* kind) {
         bytes = std::remove_pointer_t<decltype(kind)>::panel_bytes(depth);
@@ -275,6 +286,7 @@ void pack_int8_rows(const int8_t* codes, const float* scales, uint8_t* panels, i
 // codes [columns, depth], scales [columns, ceil(depth / 32)] fp16.
 void pack_int8(const int8_t* codes, const uint16_t* scales, uint8_t* panels, int64_t columns,
                int64_t depth) {
+    if (is_wide(kInt8)) return pack_w8a8(codes, scales, panels, columns, depth);
     const int64_t groups = (depth + kGroupSize - 1) / kGroupSize;
     for_each_output(panels, Int8::panel_bytes(depth), columns,
                     [&](uint8_t* panel, int64_t c, int64_t column) {
@@ -291,6 +303,7 @@ void pack_int8(const int8_t* codes, const uint16_t* scales, uint8_t* panels, int
 // codes [columns, depth] in 0 .. 15, scales and minima [columns, ceil(depth / 32)] fp16.
 void pack_int4(const uint8_t* codes, const uint16_t* scales, const uint16_t* minima,
                uint8_t* panels, int64_t columns, int64_t depth) {
+    if (is_wide(kInt4)) return pack_w4a8(codes, scales, minima, panels, columns, depth);
     const int64_t groups = (depth + kGroupSize - 1) / kGroupSize;
     for_each_output(panels, Int4::panel_bytes(depth), columns,
                     [&](uint8_t* panel, int64_t c, int64_t column) {
@@ -315,6 +328,7 @@ void pack_int4(const uint8_t* codes, const uint16_t* scales, const uint16_t* min
 int64_t quantized_workspace(int64_t format, int64_t rows, int64_t depth) {
     if (is_amx(format)) return (amx_packed_bytes(rows, depth) + 3) / 4;
     if (is_integer(format)) return (integer_packed_bytes(rows, depth) + 3) / 4;
+    if (is_wide(format)) return (wide_packed_bytes(rows, depth) + 3) / 4;
     return rows * (depth + kPanel);
 }
 
@@ -325,6 +339,7 @@ void quantized_linear(const float* x, int64_t ldx, const uint8_t* panels, const 
     if (is_amx(sizes[0])) return amx_linear(x, ldx, linear, y, workspace, sizes[1], sizes[4]);
     if (is_integer(sizes[0]))
         return integer_linear(x, ldx, linear, y, workspace, sizes[1], sizes[4]);
+    if (is_wide(sizes[0])) return wide_linear(x, ldx, linear, y, workspace, sizes[1], sizes[4]);
     const Problem problem{x, panels, bias, y, sizes[1], sizes[2], sizes[3]};
     with_format(sizes[0], [&](auto* kind) {
         run_linear<std::remove_pointer_t<decltype(kind)>>(x, ldx, problem, workspace, sizes[4]);
@@ -334,8 +349,10 @@ void quantized_linear(const float* x, int64_t ldx, const uint8_t* panels, const 
 // The weights of chosen outputs as floats: out [count, depth].
 void unpack_rows(int64_t format, const uint8_t* panels, int64_t depth, const int64_t* rows,
                  float* out, int64_t count, int64_t threads) {
-    if (is_amx(format) || is_integer(format)) {
-        const auto unpack = is_amx(format) ? amx_unpack_row : integer_unpack_row;
+    if (is_amx(format) || is_integer(format) || is_wide(format)) {
+        const auto unpack = is_amx(format)    ? amx_unpack_row
+                            : is_wide(format) ? wide_unpack_row
+                                              : integer_unpack_row;
         const int64_t bytes = quantized_panel_bytes(format, depth);
 #pragma omp parallel for schedule(static) num_threads(threads) if (count > 8)
         for (int64_t i = 0; i < count; ++i)

@@ -2,8 +2,9 @@
 
 Engine thread, on torch's own thread team. See quantized_linear.cpp for what a stored weight means.
 A result is bitwise that of `PackedLinear` on the unpacked weights, but for the formats of the tile
-unit, which take activations as the sum of two bf16 numbers, and W8A8 and W4A8, which round them to
-8 bits.
+unit, which take activations as the sum of two bf16 numbers, for INT8 and INT4 where the processor
+has dot products of bytes (wide_linear.cpp), and for W8A8 and W4A8, which round activations to 8
+bits.
 """
 
 import ctypes

@@ -1,6 +1,9 @@
-"""Weights of 16, 8 and 4 bits mean exact numbers, and compute bitwise what these numbers do."""
+"""Weights of 16, 8 and 4 bits mean exact numbers, and compute bitwise what these numbers do.
 
-from collections.abc import Callable
+As processors without dot products compute with them; `test_wide_linear` has the others.
+"""
+
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -53,6 +56,13 @@ def int4(library, columns: int, depth: int, generator: torch.Generator) -> Layer
     minima = random_scales(columns, depth, generator)
     weight = codes.float() * by_group(scales, depth) + by_group(minima, depth)
     return pack_int4(library, Format.INT4, codes, scales, minima), weight
+
+
+@pytest.fixture(autouse=True)
+def without_dot_products(library) -> Iterator[None]:
+    used = library.use_wide_products(0)
+    yield
+    library.use_wide_products(used)
 
 
 @pytest.fixture(params=[bf16, int8_rows, int8, int4], ids=lambda make: make.__name__)

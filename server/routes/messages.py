@@ -62,7 +62,7 @@ async def create_message(request: Request) -> Response:
 
 
 @router.post("/messages/count_tokens", openapi_extra=describe_body(CountTokensRequest))
-async def count_tokens(request: Request) -> TokenCount:
+async def count_tokens(request: Request, response: Response) -> TokenCount:
     """Count the tokens of a message's prompt."""
     state = state_of(request)
     max_bytes = state.settings.server.max_body_bytes
@@ -70,6 +70,7 @@ async def count_tokens(request: Request) -> TokenCount:
     state.resolve_model(body.model)
     with renamed(WIRE_NAMES):
         plan = await plan_chat(state, to_chat_request(body))
+    response.headers.update(report_ignored(body, ignored_paths(body)))
     return TokenCount(input_tokens=len(plan.prompt.token_ids))
 
 

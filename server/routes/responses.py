@@ -49,7 +49,7 @@ async def create_response(request: Request) -> Response:
 
 
 @router.post("/responses/input_tokens", openapi_extra=describe_body(ResponseInputRequest))
-async def count_input_tokens(request: Request) -> InputTokens:
+async def count_input_tokens(request: Request, response: Response) -> InputTokens:
     """Count the tokens that the input of a response would have."""
     state = state_of(request)
     max_bytes = state.settings.server.max_body_bytes
@@ -59,6 +59,7 @@ async def count_input_tokens(request: Request) -> InputTokens:
     chat = to_chat_request(body, conversation.chat)
     with renamed(wire_names(conversation.chat)):
         plan = await plan_chat(state, chat)
+    response.headers.update(report_ignored(body, ignored_paths(body)))
     return InputTokens(object="response.input_tokens", input_tokens=len(plan.prompt.token_ids))
 
 

@@ -251,7 +251,9 @@ def test_leaving_frees_the_engine(live):
 def test_tools_of_the_apis_own_servers_are_left_out_and_reported(live):
     tools = [{"type": "web_search_20250305", "name": "web_search"}]
     thinking = {"type": "enabled", "budget_tokens": 1024, "display": "summarized", "odd": 1}
-    response = create(live, tools=tools, odd=1, thinking=thinking)
-    assert response.status_code == 200
-    ignored = "odd, thinking.odd, tools.0, thinking.budget_tokens, thinking.display"
-    assert response.headers["X-Ignored-Params"] == ignored
+    fields = {"tools": tools, "odd": 1, "thinking": thinking}
+    counted = live.http.post("/v1/messages/count_tokens", json={"messages": MESSAGES, **fields})
+    for response in (create(live, **fields), counted):
+        assert response.status_code == 200
+        ignored = "odd, thinking.odd, tools.0, thinking.budget_tokens, thinking.display"
+        assert response.headers["X-Ignored-Params"] == ignored

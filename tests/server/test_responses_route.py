@@ -311,10 +311,12 @@ def test_a_format_is_followed_and_a_bad_one_is_named(live):
 
 def test_tools_of_the_apis_own_servers_are_left_out_and_reported(live):
     more = {"reasoning": {"summary": "auto", "odd": 1}, "text": {"verbosity": "low"}}
-    response = create(live, tools=[{"type": "web_search"}], tool_choice="auto", odd=1, **more)
-    assert response.status_code == 200
-    ignored = "odd, reasoning.odd, tools.0, reasoning.summary, text.verbosity"
-    assert response.headers["X-Ignored-Params"] == ignored
+    fields = {"tools": [{"type": "web_search"}], "tool_choice": "auto", "odd": 1, **more}
+    counted = live.http.post("/v1/responses/input_tokens", json={"input": "Hello", **fields})
+    for response in (create(live, **fields), counted):
+        assert response.status_code == 200
+        ignored = "odd, reasoning.odd, tools.0, reasoning.summary, text.verbosity"
+        assert response.headers["X-Ignored-Params"] == ignored
 
 
 def test_counted_input_is_what_the_answer_counts(live):

@@ -98,7 +98,7 @@ class AnswerPlan:
 
     def _rules(self) -> CallRules:
         functions = {function.name: function for function in self.tools.functions}
-        return CallRules(functions, self.tools.is_single)
+        return CallRules(functions, self.tools.is_single, self.tools.is_forced)
 
 
 def plan_answer(

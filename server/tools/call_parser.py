@@ -29,10 +29,13 @@ class CallRules:
     Attributes:
         functions: Those that may be called, by name.
         is_single: Whether all after the first call is dropped.
+        is_forced: Whether the answer is calls and nothing else, so that a call which breaks off is
+            no text.
     """
 
     functions: Functions
     is_single: bool = False
+    is_forced: bool = False
 
 
 def _without(*markers: str) -> re.Pattern[str]:
@@ -84,6 +87,7 @@ class CallParser:
         self._bland = _without(*call_format.openings, *call_format.closings, *call_format.bare)
         self._functions = rules.functions
         self._numbers = CallNumbers(is_single=rules.is_single)
+        self._is_forced = rules.is_forced
         self._is_over = False
         self._held = ""
         self._has_text = False  # content has been passed on
@@ -130,7 +134,8 @@ class CallParser:
             step = self._block.finish()
             parts = self._numbers.parts(step)
             self._held = "".join(self._seen) if step.state is BlockState.FAILED else ""
-        return join_parts([*parts, *self._release(self._held, is_last=True)])
+        rest = "" if self._is_forced else self._held
+        return join_parts([*parts, *self._release(rest, is_last=True)])
 
     def _character(self, character: str) -> list[Part]:
         if self._is_over:

@@ -69,6 +69,19 @@ async def test_whatever_is_allowed_is_read_as_calls(compiler, vocabulary, name, 
                 assert json.loads(arguments) == {}
 
 
+@pytest.mark.parametrize("name", FORMATS)
+async def test_a_forced_answer_that_is_cut_anywhere_leaves_no_text(compiler, vocabulary, name):
+    use = ToolUse(FUNCTIONS, ToolMode.REQUIRED, is_single=False)
+    call_format = forced_format(FORMATS[name])
+    make = partial(forced_calls, use, call_format.layout, {})
+    [text, *_] = await walks(compiler, vocabulary, make, count=4)
+    rules = CallRules({one.name: one for one in FUNCTIONS}, is_forced=True)
+    for length in range(len(text) + 1):
+        parser = CallParser(call_format, rules)
+        parts = [*parser.text(text[:length]), *parser.finish()]
+        assert text_of(parts) == "", text[:length]
+
+
 async def test_markers_that_are_special_tokens_are_drawn_as_such(compiler, vocabulary):
     special = {vocabulary.token_text(one): one for one in vocabulary.special_ids}
     name, token = next(iter(special.items()))

@@ -7,6 +7,7 @@ import logging
 from dataclasses import dataclass
 
 import torch
+from transformers import PretrainedConfig
 
 from engine.cache.sizing import (
     available_bytes,
@@ -15,6 +16,7 @@ from engine.cache.sizing import (
 )
 from engine.config import ContinuousBatchingConfig
 from engine.errors import CacheTooSmallError
+from engine.kernels.cpu.linear import PANEL
 from engine.models.causal_lm import CausalLM
 
 logger = logging.getLogger(__name__)
@@ -24,6 +26,9 @@ logger = logging.getLogger(__name__)
 CPU_MEMORY_FRACTION = 0.6
 GPU_MEMORY_FRACTION = 0.9
 GPU_MEMORY_FRACTION_WITH_PROCESSING = 0.8
+
+# Rows that a thread gathers at a time; kMaxTileRows in any_linear.h.
+TILE_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,13 +163,35 @@ def step_bytes(model: CausalLM, max_batch_tokens: int, max_rows: int) -> int:
 
     Logits of at most so many rows in the model's dtype, in fp32 and once more for processing;
     activations of one layer: hidden states, queries, keys, values and the widened MLP, each about
-    twice.
+    twice; of a mixture of experts, each of those that a row goes to; a tile or two for each thread.
     """
     config = model.text_config
-    hidden = int(getattr(config, "hidden_size", 0) or 0)
-    widened = getattr(config, "intermediate_size", 0) or 4 * hidden
-    # Some models name a width for each layer.
-    widened = max(widened) if isinstance(widened, list | tuple) else int(widened)
+    hidden = _width(config, "hidden_size")
+    widened = _width(config, "intermediate_size") or 4 * hidden
     logits = min(max_batch_tokens, max_rows) * model.vocab_size * (model.dtype.itemsize + 8)
-    activations = max_batch_tokens * (8 * hidden + 3 * widened) * model.dtype.itemsize
-    return logits + activations
+    numbers = 8 * hidden + 3 * widened + _mixture_numbers(config, hidden, widened)
+    tiles = 2 * TILE_ROWS * hidden * torch.get_num_threads()
+    return logits + (max_batch_tokens * numbers + tiles) * model.dtype.itemsize
+
+
+def _mixture_numbers(config: PretrainedConfig, hidden: int, widened: int) -> int:
+    """Return how many numbers a mixture of experts takes for each row; see mixture.cpp.
+
+    For each expert that the row goes to: what goes in, packed, and again where tiles are filled up;
+    gate, up, and what they let pass; what comes out. Besides, the router's logits, and 32 sums that
+    each thread keeps.
+    """
+    chosen = _width(config, "num_experts_per_tok")
+    if chosen == 0:
+        return 0
+    shared = _width(config, "shared_expert_intermediate_size")
+    width = max(_width(config, "moe_intermediate_size") or widened, shared)
+    each = 2 * max(hidden, width) + 3 * width + hidden
+    experts = _width(config, "num_experts") or _width(config, "num_local_experts")
+    return (chosen + (shared > 0)) * each + experts + 1 + PANEL * torch.get_num_threads()
+
+
+def _width(config: PretrainedConfig, name: str) -> int:
+    """Return a number of a configuration, 0 if it has none; of one for each layer the largest."""
+    value = getattr(config, name, None) or 0
+    return max(value) if isinstance(value, list | tuple) else int(value)

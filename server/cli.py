@@ -20,6 +20,7 @@ from server.environment import calm_worker_threads, read_keys, read_settings
 from server.setting_values import WEIGHTS, SettingsError
 from server.settings import Settings, load_settings
 from server.startup_errors import StartupError
+from server.time_slices import shorten_time_slices
 from server.version import VERSION
 
 # Command -> the module whose `run(settings)` does it.
@@ -201,6 +202,7 @@ def _run(options: argparse.Namespace) -> int:
         # time; the server collects once and begins to again when it listens.
         gc.disable()
     calm_worker_threads()
+    shorten_time_slices()
     # The command's module brings the model library with it, seconds that help need not wait for.
     module = importlib.import_module(COMMANDS[options.command])
     status: int = module.run(settings)

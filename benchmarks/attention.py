@@ -31,7 +31,7 @@ from benchmarks.machine import describe_machine
 from engine.attention.cpu import CpuBackend
 from engine.attention.interface import AttentionOptions
 from engine.batch import BatchInputs
-from engine.cache.block_memory import allocate_blocks
+from engine.cache.block_memory import BlockShape, allocate_layers
 from engine.cache.row_formats import KV_CACHE_DTYPES, choose_rows, encode_rows, row_width
 from engine.kernels.cpu.library import kernels
 
@@ -63,9 +63,13 @@ class Layer:
         """
         heads, kv_heads, width = shape
         num_pages = -(-context // PAGE_SIZE)
-        self.keys, self.values = (
-            _fill((count * num_pages, PAGE_SIZE, kv_heads, width), rows) for _ in range(2)
-        )
+        size = row_width(width, rows)
+        [(self.keys, self.values)] = allocate_layers(
+            [BlockShape(kv_heads, size, size)], count * num_pages, PAGE_SIZE,
+            dtype=rows, device=torch.device("cpu"), heads_first=True,
+        )  # fmt: skip
+        for block in (*self.keys, *self.values):
+            block.copy_(encode_rows(torch.randn(PAGE_SIZE, kv_heads, width), rows))
         self.query = torch.randn(new, heads, width)
         self.options = AttentionOptions(width**-0.5)
         none = torch.empty(0, dtype=torch.int64)
@@ -77,20 +81,6 @@ class Layer:
     def attend(self, request: int = 0) -> torch.Tensor:
         """Compute the layer for a request: [new, heads, width]."""
         return self.backends[request].attend(self.query, self.keys, self.values, self.options)
-
-
-def _fill(shape: tuple[int, int, int, int], rows: torch.dtype) -> torch.Tensor:
-    """Return blocks of random numbers: [num_blocks, page_size, Hkv, W]."""
-    num_blocks, page_size, num_heads, width = shape
-    blocks = allocate_blocks(
-        (num_blocks, page_size, num_heads, row_width(width, rows)),
-        dtype=rows,
-        device=torch.device("cpu"),
-        heads_first=True,
-    )
-    for block in blocks:
-        block.copy_(encode_rows(torch.randn(shape[1:]), rows))
-    return blocks
 
 
 def measure_decode(

@@ -12,7 +12,7 @@ import torch
 from engine.attention.interface import AttentionOptions
 from engine.batch import BatchInputs
 from engine.cache.row_formats import head_width
-from engine.kernels.cpu.kv_rows import KV_FORMATS
+from engine.kernels.cpu.kv_rows import KV_FORMATS, distances
 
 
 class CpuBackend:
@@ -51,8 +51,6 @@ class CpuBackend:
         query = query.contiguous()
         num_tokens, num_heads, key_dim = query.shape
         num_kv_heads, value_dim = values.shape[2], head_width(values)
-        # Heads come first in the memory of a block.
-        assert (keys.stride(1), values.stride(1)) == (keys.shape[3], values.shape[3])
         output = torch.empty(num_tokens, num_heads, value_dim)
         table = self.inputs.block_table
         sinks = options.sinks
@@ -62,6 +60,7 @@ class CpuBackend:
             (
                 *table.shape, self.page_size, num_heads, num_kv_heads, key_dim, value_dim,
                 options.sliding_window or 0, torch.get_num_threads(), KV_FORMATS[keys.dtype],
+                *distances(keys), *distances(values),
             ),
             dtype=np.int64,
         )  # fmt: skip

@@ -67,18 +67,12 @@ class HostBlocks:
         request.num_saved = 0
 
 
-def allocate_host_tensors(tensors: Sequence[torch.Tensor], num_blocks: int) -> list[torch.Tensor]:
-    """Return host memory for this many blocks of each tensor, laid out as there.
+def allocate_pinned_tensors(tensors: Sequence[torch.Tensor], num_blocks: int) -> list[torch.Tensor]:
+    """Return page-locked host memory for this many blocks of each tensor of a GPU.
 
-    Page-locked where the tensors are on a GPU, so that copies run in the order of its stream
-    without holding the host up; ordinary memory where they are not.
+    So that copies run in the order of its stream without holding the host up.
     """
     return [
-        torch.empty_strided(
-            (num_blocks, *tensor.shape[1:]),
-            tensor.stride(),
-            dtype=tensor.dtype,
-            pin_memory=tensor.device.type == "cuda" and num_blocks > 0,
-        )
+        torch.empty((num_blocks, *tensor.shape[1:]), dtype=tensor.dtype, pin_memory=num_blocks > 0)
         for tensor in tensors
     ]

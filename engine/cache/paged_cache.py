@@ -10,12 +10,13 @@ mean says `row_formats`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from engine.batch import BlockCopy
-from engine.cache.block_memory import allocate_blocks
-from engine.cache.offload import allocate_host_tensors
+from engine.cache.block_memory import BlockShape, allocate_layers
+from engine.cache.offload import allocate_pinned_tensors
 from engine.cache.row_formats import encode_rows, row_width
 from engine.cache.sizing import LayerGeometry
 from engine.kernels.cpu.kv_rows import store_kv_rows
@@ -65,20 +66,32 @@ class PagedCache:
         self.page_size = page_size
         self.num_blocks = num_blocks
 
-        def allocate(num_heads: int, width: int) -> torch.Tensor:
-            shape = (num_blocks, page_size, num_heads, row_width(width, dtype))
-            return allocate_blocks(shape, dtype=dtype, device=device, heads_first=heads_first)
-
-        self.keys = [allocate(layer.num_kv_heads, layer.key_dim) for layer in layers]
-        self.values = [allocate(layer.num_kv_heads, layer.value_dim) for layer in layers]
+        shapes = [
+            BlockShape(
+                layer.num_kv_heads,
+                row_width(layer.key_dim, dtype),
+                row_width(layer.value_dim, dtype),
+            )
+            for layer in layers
+        ]
+        self._allocate = partial(
+            allocate_layers, shapes, page_size=page_size, dtype=dtype, heads_first=heads_first
+        )
+        pairs = self._allocate(num_blocks, device=device)
+        self.keys = [keys for keys, _ in pairs]
+        self.values = [values for _, values in pairs]
 
         self._library = kernels() if heads_first else None
-        self._tensors = (*self.keys, *self.values)
+        self._tensors = [tensor for pair in pairs for tensor in pair]
         self._host_tensors: list[torch.Tensor] = []
 
     def add_host_blocks(self, num_blocks: int) -> None:
         """Allocate a buffer on the host, whose blocks are numbered after the cache's own."""
-        self._host_tensors = allocate_host_tensors(self._tensors, num_blocks)
+        if self._tensors[0].device.type == "cuda":
+            self._host_tensors = allocate_pinned_tensors(self._tensors, num_blocks)
+            return
+        pairs = self._allocate(num_blocks, device=torch.device("cpu"))
+        self._host_tensors = [tensor for pair in pairs for tensor in pair]
 
     def locate(self, slots: torch.Tensor) -> Places:
         """Return where slots are: [T] int64."""

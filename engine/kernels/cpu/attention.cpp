@@ -54,6 +54,13 @@ void multiply_columns(float* scores, int64_t rows, const float* scales) {
             store(scores + r * kPiece + j, load(scores + r * kPiece + j) * load(scales + j));
 }
 
+// Neighbouring positions of a key head, of which [low, high) exist and are seen by some query.
+struct Piece {
+    int64_t begin, low, high;
+    const uint8_t* keys;
+    const uint8_t* values;
+};
+
 // The queries of an item, in the heads that share key heads [first_kv, last_kv): for each key head
 // one row for each query and head.
 class Run {
@@ -126,33 +133,54 @@ private:
 
     // Positions [low, high) of a piece exist, and some query sees them.
     void take_piece(int64_t kv, int64_t piece, int64_t low, int64_t high) {
-        const uint8_t* keys = cache.keys(kv, piece, low, high, gathered);
-        const uint8_t* values =
-            cache.values(kv, piece, low, high, gathered + kPiece * cache.key_bytes);
+        const Piece p{piece,
+                      low,
+                      high,
+                      cache.keys(kv, piece, low, high, gathered),
+                      cache.values(kv, piece, low, high, gathered + kPiece * cache.key_bytes)};
         Ahead ahead = after(kv, piece);
-        const float* numbers = to_floats(keys, values, low, high, ahead);
         const int64_t first = (kv - first_kv) * height, last = first + height;
+        if (height <= kStraightRows && is_whole(a.key_dim)) {
+            with_format(a.kv_format, [&](auto format) {
+                with_rows<kStraightRows>(height, [&](auto few) {
+                    take_few<decltype(format), few.value>(first, p, ahead);
+                });
+            });
+            return;
+        }
+        const uint8_t* numbers = to_floats(p, ahead);
         for (int64_t row = first; row < last; row += kTileRows)
-            take_rows(row, std::min<int64_t>(kTileRows, last - row), piece, numbers, low, high,
-                      ahead);
+            take_rows(row, std::min<int64_t>(kTileRows, last - row), p, numbers, ahead);
+    }
+
+    // All rows of a key head, straight from the cache.
+    template <class Format, int kRows>
+    void take_few(int64_t first, const Piece& p, Ahead& ahead) {
+        score_keys<Format, kRows>(queries + first * a.key_dim, a.key_dim, p.keys, cache.key_bytes,
+                                  scores, [&] { ahead.ask(kLanes / 4); });
+        if (a.kv_format == kKvInt8) take_scales(p);
+        weigh_rows(first, kRows, p.begin, ahead);
+        add_values<Format, kRows>(first, p, p.values, cache.value_bytes, ahead);
     }
 
     // Lay the keys of a piece side by side and return its values, all as floats; those of int8 are
     // codes, whose scales go to the scores and the weights.
-    const float* to_floats(const uint8_t* keys, const uint8_t* values, int64_t low, int64_t high,
-                           Ahead& ahead) {
+    const uint8_t* to_floats(const Piece& p, Ahead& ahead) {
         with_format(a.kv_format, [&](auto format) {
-            turn<decltype(format)>(keys, cache.key_bytes, a.key_dim, turned, ahead);
+            turn<decltype(format)>(p.keys, cache.key_bytes, a.key_dim, turned,
+                                   [&] { ahead.ask(kLanes / 4); });
         });
-        if (a.kv_format == kKvFloat32) return reinterpret_cast<const float*>(values);
+        if (a.kv_format == kKvFloat32) return p.values;
         with_format(a.kv_format, [&](auto format) {
-            widen<decltype(format)>(values, cache.value_bytes, a.value_dim, low, high, wide);
+            widen<decltype(format)>(p.values, cache.value_bytes, a.value_dim, p.low, p.high, wide);
         });
-        if (a.kv_format == kKvInt8) {
-            find_scales(keys, cache.key_bytes, a.key_dim, low, high, key_scales);
-            find_scales(values, cache.value_bytes, a.value_dim, low, high, value_scales);
-        }
-        return wide;
+        if (a.kv_format == kKvInt8) take_scales(p);
+        return reinterpret_cast<const uint8_t*>(wide);
+    }
+
+    void take_scales(const Piece& p) {
+        find_scales(p.keys, cache.key_bytes, a.key_dim, p.low, p.high, key_scales);
+        find_scales(p.values, cache.value_bytes, a.value_dim, p.low, p.high, value_scales);
     }
 
     // What is read after a piece.
@@ -162,18 +190,35 @@ private:
         return is_last ? Ahead() : cache.ask(kv, piece);
     }
 
-    // One tile of rows over keys [first_key, last_key) of a piece.
-    void take_rows(int64_t first, int64_t num_rows, int64_t piece, const float* values,
-                   int64_t first_key, int64_t last_key, Ahead& ahead) {
-        if (position(first + num_rows - 1) < piece) return;
+    // One tile of rows over a piece whose keys are turned.
+    void take_rows(int64_t first, int64_t num_rows, const Piece& p, const uint8_t* values,
+                   Ahead& ahead) {
+        if (position(first + num_rows - 1) < p.begin) return;
         std::fill_n(scores, num_rows * kPiece, 0.0f);
         with_rows<kTileRows>(num_rows, [&](auto tile) {
-            multiply_rows<tile.value>(queries + first * a.key_dim, a.key_dim, a.key_dim, turned,
-                                      scores, kPiece, kPiece,
-                                      [&] { ahead.ask(a.kv_format == kKvFloat32 ? 2 : 1); });
+            multiply_rows<Float32Rows, tile.value>(
+                queries + first * a.key_dim, a.key_dim, a.key_dim,
+                reinterpret_cast<const uint8_t*>(turned), kPiece * sizeof(float), scores, kPiece,
+                kPiece, [&] { ahead.ask(1); });
         });
+        weigh_rows(first, num_rows, p.begin, ahead);
+        with_rows<kTileRows>(num_rows, [&](auto tile) {
+            add_values<Float32Rows, tile.value>(first, p, values, a.value_dim * sizeof(float),
+                                                ahead);
+        });
+    }
+
+    // Lines of the cache that a piece's keys and values take.
+    int64_t piece_lines() const {
+        return kPiece * (cache.key_bytes + cache.value_bytes) / kLineBytes;
+    }
+
+    // Make scores weights. Much is computed meanwhile and little read, so much can be asked for.
+    void weigh_rows(int64_t first, int64_t num_rows, int64_t piece, Ahead& ahead) {
         if (a.kv_format == kKvInt8) multiply_columns(scores, num_rows, key_scales);
+        const int64_t row_lines = piece_lines() / 16;
         for (int64_t r = 0; r < num_rows; ++r) {
+            ahead.ask(row_lines);
             const int64_t row = first + r, at = position(row);
             const int64_t low = std::max<int64_t>(0, first_seen(at) - piece);
             const int64_t high = std::min(kPiece, at - piece + 1);
@@ -184,12 +229,17 @@ private:
                 std::fill_n(scores + r * kPiece, kPiece, 0.0f);
         }
         if (a.kv_format == kKvInt8) multiply_columns(scores, num_rows, value_scales);
-        with_rows<kTileRows>(num_rows, [&](auto tile) {
-            multiply_rows<tile.value>(scores + first_key, kPiece, last_key - first_key,
-                                      values + first_key * a.value_dim, sums + first * a.value_dim,
-                                      a.value_dim, a.value_dim,
-                                      [&] { ahead.ask(cache.value_bytes / (2 * kLineBytes) + 1); });
-        });
+    }
+
+    // Add the values of a piece, weighted.
+    template <class Format, int kRows>
+    void add_values(int64_t first, const Piece& p, const uint8_t* values, int64_t row_bytes,
+                    Ahead& ahead) {
+        const int64_t lines = piece_lines() / (3 * kPiece) + 1;
+        multiply_rows<Format, kRows>(scores + p.low, kPiece, p.high - p.low,
+                                     values + p.low * row_bytes, row_bytes,
+                                     sums + first * a.value_dim, a.value_dim, a.value_dim,
+                                     [&] { ahead.ask(lines); });
     }
 
     // Write a row's part of a span where `merge_spans` finds it.
@@ -245,8 +295,8 @@ void slipstream::merge_spans(const Attention& a, const Merge& merge, int64_t hea
 extern "C" {
 
 // sizes: requests, table_width, page_size, heads, kv_heads, key_dim, value_dim, window, threads,
-// kv_format.
-void paged_attention(const float* query, const uint8_t* keys, const uint8_t* values, float* out,
+// kv_format, then the bytes from block to block and from head to head of keys, and of values.
+void paged_attention(const float* query, uint8_t* keys, uint8_t* values, float* out,
                      const int32_t* block_table, const int64_t* query_starts,
                      const int64_t* context_lengths, const float* sinks, const int64_t* sizes,
                      float scaling, float softcap) {
@@ -255,9 +305,9 @@ void paged_attention(const float* query, const uint8_t* keys, const uint8_t* val
         attention_work(requests, query_starts, context_lengths, kv_heads, threads);
     const std::unique_ptr<float[]> partials(
         new float[work.partial_rows * heads * (sizes[6] + 2)]);
-    const Attention a{query,    keys,     values,   sizes[9], out,     block_table,
-                      sizes[1], sizes[2], heads,    kv_heads, sizes[5], sizes[6],
-                      scaling,  softcap,  sizes[7], sinks,    partials.get()};
+    const Attention a{query, {keys, sizes[10], sizes[11]}, {values, sizes[12], sizes[13]},
+                      sizes[9], out, block_table, sizes[1], sizes[2], heads, kv_heads,
+                      sizes[5], sizes[6], scaling, softcap, sizes[7], sinks, partials.get()};
     const int64_t units = work.num_units();
     const int64_t merges = int64_t(work.merges.size()) * heads;
 #pragma omp parallel num_threads(threads) if (units > 1)
@@ -271,14 +321,15 @@ void paged_attention(const float* query, const uint8_t* keys, const uint8_t* val
     }
 }
 
-// Bring rows to their slots: x is [tokens, kv_heads, width], with strides in floats; cached is
-// [blocks, kv_heads, page_size] rows. sizes: tokens, kv_heads, width, page_size, token stride, head
-// stride, kv_format.
+// Bring rows to their slots: x is [tokens, kv_heads, width], with strides in floats. sizes: tokens,
+// kv_heads, width, page_size, token stride, head stride, kv_format, bytes from block to block, from
+// head to head.
 void store_kv_rows(const float* x, uint8_t* cached, const int64_t* slots, const int64_t* sizes) {
     const int64_t kv_heads = sizes[1], width = sizes[2], page_size = sizes[3];
+    const CachedRows rows{cached, sizes[7], sizes[8]};
     for (int64_t t = 0; t < sizes[0]; ++t)
         for (int64_t kv = 0; kv < kv_heads; ++kv)
-            store_at_slot(sizes[6], x + t * sizes[4] + kv * sizes[5], cached, slots[t], kv,
-                          kv_heads, page_size, width);
+            store_at_slot(sizes[6], x + t * sizes[4] + kv * sizes[5], rows, slots[t], kv,
+                          page_size, width);
 }
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "kv_rows.h"
 #include "linear.h"
 
 namespace slipstream {
@@ -13,8 +14,8 @@ constexpr int64_t kSpan = 512;
 
 struct Attention {
     const float* query;
-    const uint8_t* keys;    // [blocks, kv_heads, page_size] rows of key_dim, see kv_rows.h
-    const uint8_t* values;  // [blocks, kv_heads, page_size] rows of value_dim
+    CachedRows keys;    // of key_dim
+    CachedRows values;  // of value_dim
     int64_t kv_format;
     float* out;
     const int32_t* block_table;

@@ -9,8 +9,8 @@ namespace slipstream {
 namespace {
 
 // Asks for what is read next, a little at each call, so that reading goes on while numbers are
-// multiplied. Asking for much at once holds up the loads behind it, and asking into the first cache
-// drives out what is in use.
+// multiplied. Asking for much at once holds up the loads behind it, or is not heard; asking into the
+// first cache drives out what is in use.
 class Ahead {
 public:
     Ahead() = default;
@@ -19,9 +19,11 @@ public:
         : at(keys), end(keys + key_bytes), then(values), then_end(values + value_bytes) {}
 
     void ask(int64_t lines) {
-        for (; lines > 0 && at < end; --lines, at += kLineBytes) __builtin_prefetch(at, 0, 2);
-        if (at < end || !then) return;
-        at = then, end = then_end, then = nullptr;
+        if (at >= end) {
+            if (!then) return;
+            at = then, end = then_end, then = nullptr;
+        }
+        for (; lines > 0; --lines, at += kLineBytes) __builtin_prefetch(at, 0, 2);
     }
 
 private:
@@ -39,8 +41,8 @@ public:
         : a(attention),
           key_bytes(kv_row_bytes(a.kv_format, a.key_dim)),
           value_bytes(kv_row_bytes(a.kv_format, a.value_dim)),
-          table(a.block_table + request * a.table_width),
-          are_whole(a.page_size % kPiece == 0) {}
+          are_whole(a.page_size % kPiece == 0),
+          table(a.block_table + request * a.table_width) {}
 
     // The keys of the piece that begins at a position: kPiece rows. Those outside of [low, high) may
     // be anything. `spare` holds as many bytes.
@@ -67,23 +69,22 @@ private:
 
 public:
     const int64_t key_bytes, value_bytes;  // of a row
+    const bool are_whole;
 
 private:
-    const uint8_t* at(const uint8_t* rows, int64_t row_bytes, int64_t kv, int64_t position) const {
-        const int64_t block = table[position / a.page_size];
-        return rows +
-               ((block * a.kv_heads + kv) * a.page_size + position % a.page_size) * row_bytes;
+    const uint8_t* at(const CachedRows& cached, int64_t row_bytes, int64_t kv,
+                      int64_t position) const {
+        return cached.at(table[position / a.page_size], kv, position % a.page_size, row_bytes);
     }
 
-    const uint8_t* gather(const uint8_t* rows, int64_t row_bytes, int64_t kv, int64_t piece,
+    const uint8_t* gather(const CachedRows& cached, int64_t row_bytes, int64_t kv, int64_t piece,
                           int64_t low, int64_t high, uint8_t* to) const {
         for (int64_t j = low; j < high; ++j)
-            std::memcpy(to + j * row_bytes, at(rows, row_bytes, kv, piece + j), row_bytes);
+            std::memcpy(to + j * row_bytes, at(cached, row_bytes, kv, piece + j), row_bytes);
         return to;
     }
 
     const int32_t* const table;
-    const bool are_whole;
 };
 
 }  // namespace

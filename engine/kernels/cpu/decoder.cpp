@@ -45,8 +45,7 @@ struct Layer {
     Linear down;
     const Mixture* mixture;  // instead of these two, or null
     Norm after_mlp;
-    uint8_t* keys;       // [blocks, kv_heads, page_size] rows, see kv_rows.h
-    uint8_t* values;     // likewise
+    CachedRows keys, values;
     int64_t activation;  // of the gate, see rows.h
     int64_t rotation;    // its number among the step's; -1: heads are not turned
     int64_t window;      // 0: none
@@ -257,8 +256,7 @@ private:
             }
             if (!is_query)
                 store_at_slot(s.kv_format, from, is_value ? layer.values : layer.keys,
-                              s.slots[row], (head - s.heads) % s.kv_heads, s.kv_heads,
-                              s.page_size, width);
+                              s.slots[row], (head - s.heads) % s.kv_heads, s.page_size, width);
         }
         me.barrier.wait();
     }

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.kernels.cpu.kv_rows import KV_FORMATS
+from engine.kernels.cpu.kv_rows import KV_FORMATS, CachedRowsStructure, describe_rows
 from engine.kernels.cpu.linear import LinearStructure, LinearView
 from engine.kernels.cpu.mixture import Mixture
 from engine.kernels.cpu.rows import Activation, Norm, NormStructure
@@ -33,8 +33,9 @@ class _Layer(ctypes.Structure):
         ("query_norm", NormStructure), ("key_norm", NormStructure), ("out", LinearStructure),
         ("after_attention", NormStructure), ("before_mlp", NormStructure),
         ("gate_up", LinearStructure), ("down", LinearStructure), ("mixture", _P),
-        ("after_mlp", NormStructure), ("keys", _P), ("values", _P), ("activation", _I),
-        ("rotation", _I), ("window", _I), ("scaling", _D), ("softcap", _D), ("factor", _D),
+        ("after_mlp", NormStructure), ("keys", CachedRowsStructure),
+        ("values", CachedRowsStructure), ("activation", _I), ("rotation", _I), ("window", _I),
+        ("scaling", _D), ("softcap", _D), ("factor", _D),
     )  # fmt: skip
 
 
@@ -211,7 +212,7 @@ class Decoder:
         if step.keys is self._cache:
             return
         for layer, keys, values in zip(self._array, step.keys, step.values, strict=True):
-            layer.keys, layer.values = keys.data_ptr(), values.data_ptr()
+            layer.keys, layer.values = describe_rows(keys), describe_rows(values)
         self._cache = step.keys
 
 

@@ -13,6 +13,18 @@
 #include "vector.h"
 
 namespace slipstream {
+
+// A layer's keys, or values: [blocks, kv_heads, page_size] rows, blocks and heads so far apart. Filled
+// in from Python, too: eight bytes a field.
+struct CachedRows {
+    uint8_t* rows;
+    int64_t block_bytes, head_bytes;
+
+    uint8_t* at(int64_t block, int64_t kv, int64_t offset, int64_t row_bytes) const {
+        return rows + block * block_bytes + kv * head_bytes + offset * row_bytes;
+    }
+};
+
 namespace {
 
 // Filled in from Python, see kv_rows.py.
@@ -30,8 +42,6 @@ inline int64_t kv_row_bytes(int64_t format, int64_t width) {
         default: return 2 * width;
     }
 }
-
-typedef int32_t EightIntegers __attribute__((vector_size(32)));
 
 // kLanes smaller integers. The compiler's own conversion takes them one by one.
 template <class Small>
@@ -60,10 +70,10 @@ inline Integers widen_integers(const uint8_t* from) {
 }
 
 // Each format takes numbers out of a row. `kPerUnit` of them lie in four bytes; `take` makes number
-// `i` of each of eight units a float, `number` one of a row, `vector` kLanes that follow each other.
+// `i` of each of kLanes units a float, `number` one of a row, `vector` kLanes that follow each other.
 struct Float32Rows {
     static constexpr int kPerUnit = 1;
-    static Eight take(EightIntegers units, int) { return Eight(units); }
+    static Vector take(Integers units, int) { return Vector(units); }
     static float number(const uint8_t* row, int64_t i) {
         float value;
         std::memcpy(&value, row + 4 * i, sizeof(value));
@@ -76,8 +86,8 @@ struct Float32Rows {
 
 struct Bf16Rows {
     static constexpr int kPerUnit = 2;
-    static Eight take(EightIntegers units, int i) {
-        return Eight(i == 0 ? units << 16 : units & int32_t(0xffff0000));
+    static Vector take(Integers units, int i) {
+        return Vector(i == 0 ? units << 16 : units & int32_t(0xffff0000));
     }
     static float number(const uint8_t* row, int64_t i) {
         uint16_t half;
@@ -94,26 +104,31 @@ struct Bf16Rows {
 
 struct Fp16Rows {
     static constexpr int kPerUnit = 2;
-#if VECTOR_FLOATS >= 8
-    static Eight take(EightIntegers units, int i) {
+#if VECTOR_FLOATS == 16
+    static Vector take(Integers units, int i) {
+        const __m512i low = __m512i(i == 0 ? units : units >> 16);
+        return Vector(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(low)));
+    }
+#elif VECTOR_FLOATS == 8
+    static Vector take(Integers units, int i) {
         // Within sixteen bytes, four that come first and the four behind them.
         const __m256i first = _mm256_and_si256(__m256i(units), _mm256_set1_epi32(0xffff));
         const __m256i second = _mm256_srli_epi32(__m256i(units), 16);
         const __m256i both =
             _mm256_permute4x64_epi64(_mm256_packus_epi32(first, second), 0b11011000);
-        return Eight(_mm256_cvtph_ps(i == 0 ? _mm256_castsi256_si128(both)
-                                            : _mm256_extracti128_si256(both, 1)));
+        return Vector(_mm256_cvtph_ps(i == 0 ? _mm256_castsi256_si128(both)
+                                             : _mm256_extracti128_si256(both, 1)));
     }
 #else
-    static Eight take(EightIntegers units, int i) {
+    static Vector take(Integers units, int i) {
         if (i == 1) units = units >> 16;
         // The exponent's bias differs by 112; what has no exponent gets one, and loses it again.
         constexpr int32_t kOne = 1 << 23;
-        const EightIntegers magnitude = (units & 0x7fff) << 13;
-        const Eight small = Eight(magnitude + 113 * kOne) - 6.103515625e-05f;
-        EightIntegers bits = magnitude < kOne ? EightIntegers(small) : magnitude + 112 * kOne;
-        bits |= magnitude >= 31 * kOne ? EightIntegers{} + 0x7f800000 : EightIntegers{};
-        return Eight(bits | (units & 0x8000) << 16);
+        const Integers magnitude = (units & 0x7fff) << 13;
+        const Vector small = Vector(magnitude + 113 * kOne) - 6.103515625e-05f;
+        Integers bits = magnitude < kOne ? Integers(small) : magnitude + 112 * kOne;
+        bits |= magnitude >= 31 * kOne ? Integers{} + 0x7f800000 : Integers{};
+        return Vector(bits | (units & 0x8000) << 16);
     }
 #endif
     static float number(const uint8_t* row, int64_t i) { return half_to_float(row + 2 * i); }
@@ -123,8 +138,8 @@ struct Fp16Rows {
 // Numbers are codes: whoever takes them multiplies with the scale later.
 struct Int8Rows {
     static constexpr int kPerUnit = 4;
-    static Eight take(EightIntegers units, int i) {
-        return __builtin_convertvector(units << (24 - 8 * i) >> 24, Eight);
+    static Vector take(Integers units, int i) {
+        return __builtin_convertvector(units << (24 - 8 * i) >> 24, Vector);
     }
     static float number(const uint8_t* row, int64_t i) { return int8_t(row[i]); }
     static Vector vector(const uint8_t* row, int64_t i) {
@@ -196,11 +211,11 @@ inline void store_kv_row(int64_t format, const float* from, uint8_t* to, int64_t
         }
 }
 
-// The same for the row of a slot; `cached` is [blocks, kv_heads, page_size] rows.
-inline void store_at_slot(int64_t format, const float* from, uint8_t* cached, int64_t slot,
-                          int64_t kv, int64_t kv_heads, int64_t page_size, int64_t width) {
-    const int64_t row = (slot / page_size * kv_heads + kv) * page_size + slot % page_size;
-    store_kv_row(format, from, cached + row * kv_row_bytes(format, width), width);
+// The same for the row of a slot.
+inline void store_at_slot(int64_t format, const float* from, const CachedRows& cached, int64_t slot,
+                          int64_t kv, int64_t page_size, int64_t width) {
+    uint8_t* to = cached.at(slot / page_size, kv, slot % page_size, kv_row_bytes(format, width));
+    store_kv_row(format, from, to, width);
 }
 
 }  // namespace

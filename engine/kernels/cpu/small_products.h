@@ -1,6 +1,7 @@
 // Products of a few rows with a small matrix, for attention.
 #pragma once
 
+#include "kv_rows.h"
 #include "tile.h"
 
 namespace slipstream {
@@ -19,22 +20,24 @@ inline float multiply_add(float a, float b, float sum) {
 #endif
 }
 
-// sums[r] += x[r][k] * rows[k] over k, for kVectors vectors of a row. `ask` is called at each k.
-template <int kRows, int kVectors, class Ask>
+// sums[r] += x[r][k] * rows[k] over k, for kVectors vectors of a row from `column` on. `ask` is called
+// at each k.
+template <class Format, int kRows, int kVectors, class Ask>
 inline __attribute__((always_inline)) void multiply(const float* x, int64_t ldx, int64_t depth,
-                                                    const float* rows, int64_t width, float* sums,
-                                                    int64_t stride, Ask& ask) {
+                                                    const uint8_t* rows, int64_t row_bytes,
+                                                    int64_t column, float* sums, int64_t stride,
+                                                    Ask& ask) {
     Vector acc[kRows][kVectors];
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) acc[r][v] = load(sums + r * stride + v * kLanes);
+        for (int v = 0; v < kVectors; ++v) acc[r][v] = load(sums + r * stride + column + v * kLanes);
     for (int64_t k = 0; k < depth; ++k) {
         ask();
-        const float* row = rows + k * width;
+        const uint8_t* row = rows + k * row_bytes;
         Vector w[kVectors];
 #pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) w[v] = load(row + v * kLanes);
+        for (int v = 0; v < kVectors; ++v) w[v] = Format::vector(row, column + v * kLanes);
 #pragma GCC unroll 16
         for (int r = 0; r < kRows; ++r) {
             const float a = x[r * ldx + k];
@@ -45,19 +48,20 @@ inline __attribute__((always_inline)) void multiply(const float* x, int64_t ldx,
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) store(sums + r * stride + v * kLanes, acc[r][v]);
+        for (int v = 0; v < kVectors; ++v) store(sums + r * stride + column + v * kLanes, acc[r][v]);
 }
 
 // The same for rows of any width, as many vectors at a time as there are sums for.
-template <int kRows, class Ask>
-void multiply_rows(const float* x, int64_t ldx, int64_t depth, const float* rows, float* sums,
-                   int64_t stride, int64_t width, Ask ask) {
+template <class Format, int kRows, class Ask>
+void multiply_rows(const float* x, int64_t ldx, int64_t depth, const uint8_t* rows,
+                   int64_t row_bytes, float* sums, int64_t stride, int64_t width, Ask ask) {
     int64_t c = 0;
     auto take = [&](auto vectors) {
         constexpr int kVectors = vectors.value;
         if constexpr (kVectors == 1 || kRows * kVectors <= kSums)
             for (; c + kVectors * kLanes <= width; c += kVectors * kLanes)
-                multiply<kRows, kVectors>(x, ldx, depth, rows + c, width, sums + c, stride, ask);
+                multiply<Format, kRows, kVectors>(x, ldx, depth, rows, row_bytes, c, sums, stride,
+                                                  ask);
     };
     take(std::integral_constant<int, 8>());
     take(std::integral_constant<int, 4>());
@@ -67,7 +71,7 @@ void multiply_rows(const float* x, int64_t ldx, int64_t depth, const float* rows
         for (int64_t i = c; i < width; ++i) {
             float total = sums[r * stride + i];
             for (int64_t k = 0; k < depth; ++k)
-                total = multiply_add(x[r * ldx + k], rows[k * width + i], total);
+                total = multiply_add(x[r * ldx + k], Format::number(rows + k * row_bytes, i), total);
             sums[r * stride + i] = total;
         }
 }

@@ -32,6 +32,16 @@ inline Vector cap(Vector x, float c) {
     return c - 2.0f * c / (exp(x * (2.0f / c)) + 1.0f);
 }
 
+inline bool is_any_above(Vector x, float limit) {
+#if VECTOR_FLOATS == 16
+    return _mm512_cmp_ps_mask(__m512(x), _mm512_set1_ps(limit), _CMP_GT_OQ);
+#elif VECTOR_FLOATS == 8
+    return _mm256_movemask_ps(_mm256_cmp_ps(__m256(x), _mm256_set1_ps(limit), _CMP_GT_OQ));
+#else
+    return max(x) > limit;
+#endif
+}
+
 // Make a piece's scores weights: those of keys [low, high), which are seen, and 0 for the others.
 // `sums`, weighted so far, are scaled where a score is much higher than those before it.
 void weigh(float* scores, int64_t low, int64_t high, float softcap, Softmax& state, float* sums,
@@ -51,8 +61,8 @@ void weigh(float* scores, int64_t low, int64_t high, float softcap, Softmax& sta
         x[v] = seen[v] ? x[v] : splat(kLowest);
         top = x[v] > top ? x[v] : top;
     }
-    const float highest = max(top);
-    if (highest > state.reference + kSlack) {
+    if (is_any_above(top, state.reference + kSlack)) {
+        const float highest = max(top);
         if (state.total > 0.0f) {
             const float keep = std::exp(state.reference - highest);
             state.total *= keep;

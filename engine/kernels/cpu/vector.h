@@ -26,30 +26,6 @@ inline Vector splat(float value) { return Vector{} + value; }
 typedef float Four __attribute__((vector_size(16)));
 typedef float Eight __attribute__((vector_size(32)));
 
-// Sixteen bytes of each, as they are.
-inline Eight two_fours(const uint8_t* low, const uint8_t* high) {
-#if VECTOR_FLOATS >= 8
-    return Eight(_mm256_insertf128_ps(
-        _mm256_castps128_ps256(_mm_loadu_ps(reinterpret_cast<const float*>(low))),
-        _mm_loadu_ps(reinterpret_cast<const float*>(high)), 1));
-#else
-    typedef Four Loose __attribute__((aligned(1), may_alias));
-    return __builtin_shufflevector(*reinterpret_cast<const Loose*>(low),
-                                   *reinterpret_cast<const Loose*>(high), 0, 1, 2, 3, 4, 5, 6, 7);
-#endif
-}
-
-inline void store_eight(float* to, Eight value) {
-#if VECTOR_FLOATS >= 8
-    typedef Eight Loose __attribute__((aligned(4), may_alias));
-    *reinterpret_cast<Loose*>(to) = value;
-#else
-    typedef Four Loose __attribute__((aligned(4), may_alias));
-    reinterpret_cast<Loose*>(to)[0] = __builtin_shufflevector(value, value, 0, 1, 2, 3);
-    reinterpret_cast<Loose*>(to)[1] = __builtin_shufflevector(value, value, 4, 5, 6, 7);
-#endif
-}
-
 inline float sum(Four v) { return (v[0] + v[2]) + (v[1] + v[3]); }
 inline float sum(Eight v) {
     return sum(__builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 4, 5, 6, 7));

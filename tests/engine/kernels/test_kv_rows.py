@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from engine.cache.block_memory import allocate_blocks
+from engine.cache.block_memory import BlockShape, allocate_layers
 from engine.cache.row_formats import encode_rows, row_width
 from engine.kernels.cpu.kv_rows import KV_FORMATS, store_kv_rows
 
@@ -31,12 +31,22 @@ def numbers_of(width: int) -> torch.Tensor:
     return numbers
 
 
+def blocks_of(shape: tuple[int, int, int, int], dtype: torch.dtype) -> torch.Tensor:
+    """Return blocks in which other rows lie between those of two heads."""
+    num_blocks, page_size, num_heads, width = shape
+    layer = BlockShape(num_heads, width, width + 1)
+    [(keys, _)] = allocate_layers(
+        [layer], num_blocks, page_size, dtype=dtype, device=CPU, heads_first=True
+    )
+    return keys
+
+
 @pytest.mark.parametrize("width", [1, 3, 16, 20, 64])
 @pytest.mark.parametrize("dtype", KV_FORMATS)
 def test_rows_are_those_of_torch(library, dtype, width):
     numbers = numbers_of(width)
     shape = (12, PAGE, 2, row_width(width, dtype))
-    cached = allocate_blocks(shape, dtype=dtype, device=CPU, heads_first=True).zero_()
+    cached = blocks_of(shape, dtype).zero_()
     slots = torch.randperm(12 * PAGE, generator=torch.Generator().manual_seed(1))[: len(numbers)]
     store_kv_rows(library, numbers, cached, slots)
     expected = torch.zeros(shape, dtype=dtype)
@@ -62,7 +72,7 @@ def test_numbers_may_lie_apart(library, dtype):
     for layout in ((1, 0, 2), (0, 1, 2), (2, 0, 1)):
         inverse = [layout.index(axis) for axis in range(3)]
         strided = numbers.permute(layout).contiguous().permute(inverse)
-        cached = allocate_blocks(shape, dtype=dtype, device=CPU, heads_first=True)
+        cached = blocks_of(shape, dtype)
         store_kv_rows(library, strided, cached, slots)
         rows.append(cached.contiguous().view(torch.int8))
     assert torch.equal(rows[0], rows[1])

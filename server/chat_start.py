@@ -34,10 +34,10 @@ async def start_chat(
     state.admit(num_answers(body))
     plan = await plan_chat(state, body)
     options = to_answer_options(body, logprobs=wants_logprobs(body))
-    renderer = ChatRenderer(head, options, state.setting.vocabulary, plan)
     prompt = plan.prompt.token_ids
     name = request_id or head.id
     generation = await start_generation(state.setting, body, name, [prompt], plan.recipe)
+    renderer = ChatRenderer(head, options, state.setting.vocabulary, plan, generation.stop)
     return ChatAnswer(generation, renderer, len(prompt))
 
 

@@ -98,6 +98,12 @@ class Generation:
             if choice.stream is not None:
                 choice.stream.fail(error)
 
+    def stop(self, index: int) -> None:
+        """End a choice whose text is complete, as a stop string does."""
+        stream = self.choices[index].stream
+        if stream is not None:
+            stream.close(stopped=True)
+
     def close(self) -> None:
         """Cancel what still runs."""
         for choice in self.choices:

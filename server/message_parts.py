@@ -60,6 +60,10 @@ class MessageParser(Protocol):
     def finish(self) -> list[Part]:
         """Return what was held back; no text comes any more."""
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing that may follow is part of the answer."""
+
 
 class PlainParser:
     """Takes all text as content."""
@@ -75,6 +79,11 @@ class PlainParser:
     def finish(self) -> list[Part]:
         """See `MessageParser.finish`."""
         return []
+
+    @property
+    def is_complete(self) -> bool:
+        """See `MessageParser.is_complete`."""
+        return False
 
 
 def join_parts(parts: list[Part]) -> list[Part]:

@@ -2,11 +2,13 @@
 
 `TextAssembler` is the pure part, one per choice; `decode` runs it over a `CompletionStream`. A
 piece carries every token that it took to make its text, so that token ids, log-probabilities and
-counts stay aligned with the text and none is lost or sent twice. Event loop only.
+counts stay aligned with the text and none is lost or sent twice; a token whose whole text is held
+waits for it. Event loop only.
 """
 
+from bisect import bisect_right
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from api_schemas import FinishReason
 from engine import FinishReason as EngineFinishReason
@@ -34,6 +36,21 @@ class TextOptions:
     min_tokens: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class HiddenToken:
+    """A special token that the text does not show.
+
+    Attributes:
+        place: Where it stood in the text, of the piece or, until there is one, of the answer.
+        text: Its own text.
+        number: How many tokens of the answer there were with it.
+    """
+
+    place: int
+    text: str
+    number: int
+
+
 @dataclass(slots=True)
 class TextDelta:
     """A piece of an answer.
@@ -46,7 +63,7 @@ class TextDelta:
         stop_reason: The stop string or stop token id that ended it.
         num_cached_tokens: Prompt tokens found in the cache.
         prompt_logprobs: What the model says of the prompt, if asked for; in the first piece only.
-        hidden: Special tokens that the text does not show: where in it they stood, and their texts.
+        hidden: Special tokens that the text does not show.
         token_ends: For each token, how many characters of the whole answer there were after it;
             stop strings and what is held because of them are counted.
     """
@@ -58,7 +75,7 @@ class TextDelta:
     stop_reason: str | int | None = None
     num_cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprobs | None] | None = None
-    hidden: list[tuple[int, str]] = field(default_factory=list)
+    hidden: list[HiddenToken] = field(default_factory=list)
     token_ends: list[int] = field(default_factory=list)
 
 
@@ -80,7 +97,8 @@ class TextAssembler:
         self._num_tokens = 0
         self._num_characters = 0  # detokenised
         self._num_released = 0
-        self._hidden: list[tuple[int, str]] = []  # places among the detokenised characters
+        self._end = 0  # of the latest token that a piece has carried
+        self._hidden: list[HiddenToken] = []
         self._pending = TextDelta()
         self.finished = False
 
@@ -112,15 +130,31 @@ class TextAssembler:
             return None
         self._pending = TextDelta(num_cached_tokens=delta.num_cached_tokens)
         self._place_hidden(pending)
+        if not self.finished:
+            self._hold_tokens(pending)
         return pending
+
+    def _hold_tokens(self, piece: TextDelta) -> None:
+        """Keep the tokens of a piece that none of its text comes from for the next one."""
+        ends = piece.token_ends
+        count = bisect_right(ends, self._num_released)
+        if count < len(ends) and (ends[count - 1] if count else self._end) < self._num_released:
+            count += 1
+        self._end = ends[count - 1] if count else self._end
+        if count == len(ends):
+            return
+        held = self._pending
+        piece.token_ids, held.token_ids = piece.token_ids[:count], piece.token_ids[count:]
+        piece.logprobs, held.logprobs = piece.logprobs[:count], piece.logprobs[count:]
+        piece.token_ends, held.token_ends = ends[:count], ends[count:]
 
     def _place_hidden(self, piece: TextDelta) -> None:
         """Give a piece the hidden tokens that stand in it, and count its text as released."""
         start = self._num_released
         self._num_released += len(piece.text)
-        inside = [one for one in self._hidden if one[0] <= self._num_released]
+        inside = [one for one in self._hidden if one.place <= self._num_released]
         self._hidden = self._hidden[len(inside) :]
-        piece.hidden = [(place - start, text) for place, text in inside]
+        piece.hidden = [replace(one, place=one.place - start) for one in inside]
 
     def _token_text(self, token_id: int, closes: bool, stop_reason: int | str | None) -> str:
         """Return the text that one more token releases."""
@@ -129,7 +163,8 @@ class TextAssembler:
         text = self._detokenizer.push(token_id)
         self._num_characters += len(text)
         if not text and self._options.skip_special_tokens and self._vocabulary.is_special(token_id):
-            self._hidden.append((self._num_characters, self._vocabulary.token_text(token_id)))
+            own = self._vocabulary.token_text(token_id)
+            self._hidden.append(HiddenToken(self._num_characters, own, self._num_tokens))
         if self._num_tokens <= self._options.min_tokens:
             return text
         if text:

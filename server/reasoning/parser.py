@@ -87,6 +87,11 @@ class ReasoningParser:
             return [*self._reasoning(self._take().rstrip()), *self._rest.finish()]
         return [*self._leave(), *self._rest.finish()]
 
+    @property
+    def is_complete(self) -> bool:
+        """See `MessageParser.is_complete`."""
+        return self._rest.is_complete
+
     def _is_over(self) -> bool:
         return self._state is _State.CONTENT
 

@@ -4,7 +4,7 @@ The first chunk of a choice carries the role; it is made together with the first
 time to the first chunk is the time to the first token. Event loop only.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -54,7 +54,12 @@ class ChatRenderer:
     """Renders one chat request."""
 
     def __init__(
-        self, head: AnswerHead, options: AnswerOptions, vocabulary: Vocabulary, plan: AnswerPlan
+        self,
+        head: AnswerHead,
+        options: AnswerOptions,
+        vocabulary: Vocabulary,
+        plan: AnswerPlan,
+        stop: Callable[[int], None],
     ) -> None:
         """Start with nothing rendered.
 
@@ -63,6 +68,7 @@ class ChatRenderer:
             options: What the client wants to see.
             vocabulary: Names tokens in log-probabilities.
             plan: What is to become of the answers.
+            stop: Ends the generation of a choice that is complete.
         """
         self._head = head.fields()
         self._options = options
@@ -70,6 +76,7 @@ class ChatRenderer:
         self._names = TokenNames(vocabulary, as_ids=options.tokens_as_ids)
         self._about_prompt: dict[str, Any] = {}
         self._plan = plan
+        self._stop = stop
         self._prompt = list(plan.prompt.token_ids)
         self._usage = UsageCounter(len(self._prompt), plan.num_choices)
         self._no_details: dict[str, Any] = {"logprobs": None}
@@ -85,14 +92,14 @@ class ChatRenderer:
     def chunks(self, index: int, delta: TextDelta) -> Iterator[ChatCompletionChunk]:
         """Yield the role if it is the first piece, a chunk for each part, and the ending."""
         choice = self._choice(index)
-        message = choice.reader.push(delta)
+        message = self._read(index, choice, delta)
         if message is not None:
             yield from self._message_chunks(index, choice, message)
 
     def frames(self, index: int, delta: TextDelta) -> Iterator[bytes]:
         """Yield the chunks as events."""
         choice = self._choice(index)
-        message = choice.reader.push(delta)
+        message = self._read(index, choice, delta)
         if message is None:
             return
         piece = message.lone_piece if choice.has_begun and self._options.text_alone else None
@@ -137,7 +144,7 @@ class ChatRenderer:
     def collect(self, index: int, delta: TextDelta) -> None:
         """Keep a piece for the whole answer."""
         choice = self._choice(index)
-        message = choice.reader.push(delta)
+        message = self._read(index, choice, delta)
         if message is None:
             return
         self._usage.count(index, message)
@@ -170,6 +177,13 @@ class ChatRenderer:
             )
             choice = self._choices[index] = _Choice(self._plan.reader(), message)
         return choice
+
+    def _read(self, index: int, choice: _Choice, delta: TextDelta) -> MessageDelta | None:
+        """Take a piece of text, and end what nobody will read."""
+        message = choice.reader.push(delta)
+        if choice.reader.is_complete:
+            self._stop(index)
+        return message
 
     def _ending(self, message: MessageDelta) -> dict[str, Any]:
         """Return finish_reason, and stop_reason where there is one."""

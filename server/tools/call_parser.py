@@ -137,6 +137,11 @@ class CallParser:
         rest = "" if self._is_forced else self._held
         return join_parts([*parts, *self._release(rest, is_last=True)])
 
+    @property
+    def is_complete(self) -> bool:
+        """See `MessageParser.is_complete`; a forced answer ends by itself."""
+        return self._is_over and not self._is_forced
+
     def _character(self, character: str) -> list[Part]:
         if self._is_over:
             return []

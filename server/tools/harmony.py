@@ -81,6 +81,11 @@ class HarmonyParser:
         """See `MessageParser.finish`."""
         return self._end()
 
+    @property
+    def is_complete(self) -> bool:
+        """See `MessageParser.is_complete`."""
+        return self._is_over
+
     def _begin(self) -> None:
         """Read the header: whom the message is for, or else its channel."""
         recipient = _RECIPIENT.search(self._header)

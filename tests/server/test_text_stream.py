@@ -76,6 +76,18 @@ def test_every_token_travels_exactly_once_though_text_is_held():
     assert [entry.token_id for piece in pieces for entry in piece.logprobs] == IDS
 
 
+def test_a_token_whose_text_is_held_waits_for_it():
+    shown = TOKENIZER.encode("one two", add_special_tokens=False)
+    held = TOKENIZER.encode(" three four", add_special_tokens=False)
+    assembler = TextAssembler(VOCABULARY, TextOptions(stops=(" three four!",)))
+    first = assembler.push(TokenDelta([*shown, *held]))
+    assert first is not None
+    assert (first.text, first.token_ids) == ("one two", shown)
+    second = assembler.push(TokenDelta(shown))
+    assert second is not None
+    assert (second.text, second.token_ids) == (" three fourone two", [*held, *shown])
+
+
 def test_only_the_last_piece_may_be_empty():
     pieces = assemble(IDS, TextOptions(stops=("two t",)))
     assert all(piece.text for piece in pieces[:-1])

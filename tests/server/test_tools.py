@@ -112,6 +112,48 @@ def test_a_stream_and_a_whole_answer_say_the_same(live, says, fields, calls, con
         assert all(one.startswith("call_") for one in ids)
 
 
+@pytest.mark.parametrize("logprobs", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_single_call_ends_the_generation(live, stream, logprobs):
+    live.says(CALLS + " and on" * 400)
+    body = {"tools": TOOLS, "parallel_tool_calls": False, "n": 2, "logprobs": logprobs}
+    if stream:
+        found = events(live, **body)
+        reasons = [c["finish_reason"] for one in found for c in one["choices"]]
+        assert [reason for reason in reasons if reason] == ["tool_calls"] * 2
+    else:
+        for choice in live.chat(**body).json()["choices"]:
+            assert choice["finish_reason"] == "tool_calls"
+            assert called(choice["message"]["tool_calls"]) == [("first", '{"a": 1}')]
+    assert len(live.manager.cancelled) == 2
+    live.manager.wait_until(lambda: live.manager.num_active == 0)
+
+
+@pytest.mark.parametrize("logprobs", [False, True])
+@pytest.mark.parametrize(
+    "fields",
+    [{"tools": TOOLS, "parallel_tool_calls": False}, {"functions": [TOOLS[0]["function"]]}],
+    ids=["tools", "functions"],
+)
+def test_a_single_call_ends_at_one_token_however_tokens_arrive(live, fields, logprobs):
+    live.says(CALLS + " and on" * 40)
+    body = {**fields, "logprobs": logprobs, "return_token_ids": True}
+    found = set()
+    for tokens_per_output in (1, 3, 50, 1000):
+        live.manager.tokens_per_output = tokens_per_output
+        whole = live.chat(**body).json()
+        count, [choice] = whole["usage"]["completion_tokens"], whole["choices"]
+        assert len(choice["token_ids"]) == count
+        assert not logprobs or len(choice["logprobs"]["content"]) == count
+        *chunks, last = events(live, **body, stream_options={"include_usage": True})
+        assert last["usage"]["completion_tokens"] == count
+        streamed = [i for c in chunks for i in c["choices"][0].get("token_ids", [])]
+        assert streamed == choice["token_ids"]
+        found.add(tuple(streamed))
+    [ids] = found
+    assert str(live.tokenizer.decode(ids)) == CALLS[: CALLS.index("}}") + 2]
+
+
 def test_a_call_that_is_cut_is_text_with_reason_length(live):
     live.says(CALL)
     choice = live.chat(tools=TOOLS, max_tokens=12).json()["choices"][0]

@@ -182,3 +182,23 @@ def test_logprobs_of_a_response_are_those_of_its_text_however_they_arrive(live, 
         assert "".join(entry["token"] for entry in part["logprobs"]) == text
     said = "".join(one["delta"] for one in events if one["type"].endswith("text.delta"))
     assert said == "So: Done."
+
+
+def test_a_single_call_ends_the_answer_at_the_same_token_everywhere(live, responses, messages):
+    live.says(CALLS + " and on" * 40)
+    chat = live.chat(tools=TOOLS, parallel_tool_calls=False).json()
+    count = chat["usage"]["completion_tokens"]
+    choice: Any = {"type": "auto", "disable_parallel_tool_use": True}
+    made: Any = {"model": "tiny", "messages": MESSAGES, "tools": CUSTOM, "max_tokens": 400}
+    asked: Any = {"model": "tiny", "input": "hello", "tools": FUNCTIONS}
+    for tokens_per_output in (1, 3, 1000):
+        live.manager.tokens_per_output = tokens_per_output
+        response = responses.create(**asked, parallel_tool_calls=False)
+        assert response.usage.output_tokens == count
+        with responses.stream(**asked, parallel_tool_calls=False) as stream:
+            assert stream.get_final_response().usage.output_tokens == count
+        message = messages.create(**made, tool_choice=choice)
+        assert (message.usage.output_tokens, message.stop_reason) == (count, "tool_use")
+        with messages.stream(**made, tool_choice=choice) as stream:
+            assert stream.get_final_message().usage.output_tokens == count
+    live.manager.wait_until(lambda: live.manager.num_active == 0)

@@ -214,7 +214,7 @@ def main(arguments: Sequence[str]) -> None:
     for num_requests in options.requests:
         shape = Shape(num_requests, options.prompt_tokens, options.new_tokens)
         results.append((shape, measure(contenders, shape, make_prompts, options.rounds)))
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 100)
     print_facts(console, describe_machine(), "engine", arguments)
     console.print(
         f"{'shape':>14}  {options.prompt_tokens} in, {options.new_tokens} out, {options.task}"

@@ -118,8 +118,9 @@ class Products:
             raise SystemExit("this model's decoder is not one call, so its parts cannot be told")
         geometry = model.geometry
         cache = PagedCache(
-            geometry.layers, 1, PAGE_SIZE, dtype=torch.float32, device=torch.device("cpu")
-        )
+            geometry.layers, 1, PAGE_SIZE, dtype=torch.float32, device=torch.device("cpu"),
+            heads_first=True,
+        )  # fmt: skip
         backend = CpuBackend(PAGE_SIZE, kernels())
         self._attention = PagedAttention(cache, backend, geometry.layer_indices)
         self._attention.begin_step(_one_token(PROMPT_TOKENS + NEW_TOKENS // 2))

@@ -37,13 +37,14 @@ constexpr bool kPairsPanels = kTileColumns == kPanel && Format::kStep > 1;
 // stay in a first-level cache of 32. A multiple of every format's group.
 constexpr int64_t kSlice = 192;
 
-// How far the weights are asked for ahead. Raised 8 rows from 52 to 78 GFLOP/s (two cores, AVX-512,
-// 3072 x 576). Past the end it asks for what is not used, harmlessly.
+// How far the weights are asked for ahead, into the second cache: into the first the processor has
+// fewer requests under way. 8 rows of the default model in float32 went from 1.41 to 1.24 s for 65
+// steps on Zen 4, one row stayed as it was. Past the end it asks for what is not used, harmlessly.
 constexpr int64_t kAheadBytes = 6144;
 constexpr int64_t kLineBytes = 64;
 
 inline void ask_ahead(const uint8_t* from, int64_t bytes) {
-    for (int64_t i = 0; i < bytes; i += kLineBytes) __builtin_prefetch(from + kAheadBytes + i);
+    for (int64_t i = 0; i < bytes; i += kLineBytes) __builtin_prefetch(from + kAheadBytes + i, 0, 2);
 }
 
 // Weights as they are: [K][32] floats.

@@ -119,6 +119,11 @@ void run_panel(const Linear& linear, const Rows& rows, int64_t index) {
         for (int64_t r = 0; r < count; ++r) {
             at[r] = packed + (first + r) * groups;
             std::memcpy(sums[r], bias, sizeof(bias));
+            // Far apart: with many rows none is in a cache when it is stored, and the stores of the
+            // next tile wait behind it.
+            float* y = rows.y + (first + r) * linear.columns + first_column;
+            __builtin_prefetch(y, 1);
+            __builtin_prefetch(y + width - 1, 1);
         }
         const Ahead ahead = ahead_of(panel + bytes, bytes, groups, tile, tiles);
         multiply(count, panel, at, groups, ahead, sums);

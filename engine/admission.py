@@ -2,6 +2,7 @@
 
 Shared by caller threads and the engine thread, behind one lock. A request counts from `acquire`
 until it is first scheduled or ends; a preempted one was admitted before and does not count again.
+One whose caller counts it asks for no place (`holds_place`).
 """
 
 import threading

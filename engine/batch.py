@@ -88,7 +88,7 @@ class ScheduledBatch:
     Attributes:
         scheduled: The requests and their shares, in batch order.
         num_tokens: Sum of their new tokens.
-        num_started: Requests that had never been scheduled before.
+        num_started: Requests that had never been scheduled before and held a place in the queue.
         block_copies: What to copy inside the cache, in this order, before the forward.
         num_drafted: Tokens that are computed besides, because they were guessed.
         continues: Whether `scheduled` is the very list of the step before, each request one token

@@ -243,7 +243,7 @@ class EngineLoop:
                 self._parts.weights.mark_changed()
                 self._forget_computed()
         finally:
-            self._num_places += len(mail.requests)
+            self._num_places += sum(request.is_queued for request in mail.requests)
             # Known before any is touched: whatever raises, each gets its terminal output.
             self._requests.update({request.request_id: request for request in mail.requests})
         for request in mail.requests:
@@ -289,7 +289,7 @@ class EngineLoop:
             if output.is_last
         }
         # Requests that end without ever having been scheduled still held a place in the queue.
-        self._release_places(sum(request.lifespan[0] < 0 for request in ended.values()))
+        self._release_places(sum(request.is_queued for request in ended.values()))
         mailbox, router = self._channels.mailbox, self._channels.router
         if ended:
             mailbox.end(list(ended))
@@ -352,9 +352,8 @@ class EngineLoop:
                 _detach(request)
                 self._parts.scheduler.add(request)
         # A step that broke may have started requests without giving back their places.
-        num_waiting = len(self._requests) - len(ended)
-        num_unstarted = sum(output.lifespan[0] < 0 for output in ended)
-        self._release_places(self._num_places - num_waiting - num_unstarted)
+        num_queued = sum(request.is_queued for request in self._requests.values())
+        self._release_places(self._num_places - num_queued)
         self._deliver(ended)
 
     def _end_all(self, leftover: list[RequestState], error: EngineError) -> None:
@@ -368,10 +367,10 @@ class EngineLoop:
         dead = EngineDeadError.of(error)
         leftover = self._channels.mailbox.close(error)
         self._requests.update({request.request_id: request for request in leftover})
-        self._num_places += len(leftover)
+        self._num_places += sum(request.is_queued for request in leftover)
         outputs = [_abort(request, dead) for request in self._requests.values()]
-        num_unstarted = sum(output.lifespan[0] < 0 for output in outputs)
-        self._release_places(self._num_places - num_unstarted)
+        num_queued = sum(request.is_queued for request in self._requests.values())
+        self._release_places(self._num_places - num_queued)
         self._deliver(outputs)
 
 

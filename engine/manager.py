@@ -120,7 +120,8 @@ class ContinuousBatchingManager:
                 generation configuration by name; deadline_seconds, num_return_sequences,
                 prompt_logprobs, stop_strings and tokenizer; grammar, which the answer follows;
                 pooling, "mean" or "last", to have the
-                prompt's last hidden states as one vector in the terminal output; and, with
+                prompt's last hidden states as one vector in the terminal output; holds_place, false
+                for one that does not count against max_queue_size; and, with
                 scheduler_type="priority", priority: lower ones go first, 0 if it is not given.
 
         Returns:

@@ -219,6 +219,7 @@ class RequestState:
         num_saved: Positions in these.
         queue_seconds: How long it may wait for its first step; None is for ever.
         deadline_seconds: How long it may take from its creation on; None is for ever.
+        holds_place: Whether it counts against max_queue_size until its first step.
         parent: The request with the same prompt whose blocks it may start from; None has none.
         prompt_logprobs: One entry for each prompt token so far; None if they are not asked for.
         pooling: Gathers the prompt's hidden states; None if no vector is asked for.
@@ -257,6 +258,7 @@ class RequestState:
     num_saved: int = 0
     queue_seconds: float | None = None
     deadline_seconds: float | None = None
+    holds_place: bool = True
     parent: "RequestState | None" = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     pooling: PooledStates | None = None
@@ -287,6 +289,11 @@ class RequestState:
         if stop > num_prompt:
             tokens = tokens + self.generated_tokens[max(0, start - num_prompt) : stop - num_prompt]
         return np.array(tokens, dtype=np.int32)
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether it has a place in the queue."""
+        return self.holds_place and self.lifespan[0] < 0
 
     @property
     def deadlines(self) -> list[float]:

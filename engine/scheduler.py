@@ -353,7 +353,7 @@ class Scheduler:
         self._repeatable = None
         request.status = RequestStatus.PREFILLING
         if request.lifespan[0] < 0:
-            plan.num_started += 1
+            plan.num_started += request.holds_place
             request.lifespan = (time.perf_counter(), -1.0)
         if request.host_block_ids:
             copies = self.blocks.swap_in(request)

@@ -18,7 +18,7 @@ class StepPlan:
         prompt_budget: Of these, tokens of requests that have more than one to compute.
         scheduled: The shares given so far, by request id.
         deferred: Running requests that left their share to others; what remains is theirs.
-        num_started: Requests that had never been scheduled before.
+        num_started: Requests that had never been scheduled before and held a place in the queue.
         preempted: Whether a request gave way because blocks ran out.
     """
 

@@ -16,7 +16,7 @@ from engine.pooling import PooledStates, Pooling
 from engine.prompts import check_prompt
 from engine.request_ids import RequestIds, family_ids
 from engine.requests import RequestState
-from engine.sampling.checks import as_float, as_int
+from engine.sampling.checks import as_bool, as_float, as_int
 from engine.sampling.options import SamplingLimits
 from engine.sampling.parameters import resolve_sampling
 from engine.sampling.random import MASK_64
@@ -27,7 +27,15 @@ MAX_PRIORITY = 2**31 - 1
 MAX_SALT_CHARACTERS = 128
 # What is said of a request besides how its tokens are drawn.
 _OWN_OPTIONS = frozenset(
-    {"deadline_seconds", "num_return_sequences", "pooling", "priority", "queue_seconds", "salt"}
+    {
+        "deadline_seconds",
+        "holds_place",
+        "num_return_sequences",
+        "pooling",
+        "priority",
+        "queue_seconds",
+        "salt",
+    }
 )
 
 
@@ -115,6 +123,7 @@ class Submitter:
             deadline_seconds=_read_seconds("deadline_seconds", options),
             queue_seconds=_read_seconds("queue_seconds", options),
             salt=_read_salt(options.get("salt")),
+            holds_place=as_bool("holds_place", options.get("holds_place", True)),
             prompt_logprobs=None if params.prompt_logprobs is None else [None],
             pooling=self._pooling(options.get("pooling")),
         )
@@ -193,16 +202,17 @@ class Submitter:
     def _post(self, family: list[RequestState], made: list[str], *, in_turn: bool) -> None:
         """Hand a request and its children over, all or none."""
         self._mailbox.check_open()
+        num_places = sum(request.is_queued for request in family)
         if in_turn:
-            self._gate.acquire_in_turn(len(family))
+            self._gate.acquire_in_turn(num_places)
         else:
-            self._gate.acquire(len(family))
+            self._gate.acquire(num_places)
         given = [] if made else [request.request_id for request in family]
         try:
             with self.ids.given(given):
                 self._mailbox.post(*family)
         except BaseException:
-            self._gate.release(len(family))
+            self._gate.release(num_places)
             raise
 
     def _priority(self, value: object) -> int:

@@ -6,6 +6,9 @@ refused afterwards, and a burst does not pay for work and get a refusal for it:
 
     places being prepared + places waiting in the engine + places asked for <= max_queue_size
 
+A list whose requests of the engine take turns keeps the places that it was given until it leaves,
+and its requests take none in the engine, so that it counts the same from its arrival to its end.
+
 With several clients' keys, half of the queue is for whoever comes first, and the other half is
 divided into equal reserves which nobody else may take: a key that floods the server fills its own
 part. Keys of administrators have no reserve. Event loop only.
@@ -48,7 +51,7 @@ class Admission:
 
     @property
     def num_preparing(self) -> int:
-        """Places of requests that were admitted and have not reached the engine."""
+        """Places of requests that were admitted and have not reached the engine, and of lists."""
         return self._num_preparing
 
     def admit(self, record: RequestRecord, num_places: int, *, in_turns: bool = False) -> int:

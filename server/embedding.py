@@ -93,7 +93,12 @@ class EmbeddingJob:
 
     async def _pool(self, index: int) -> list[float]:
         """Have one prompt computed."""
-        arguments = {"max_new_tokens": 1, "temperature": 0.0, "pooling": self._options.pooling}
+        arguments = {
+            "max_new_tokens": 1,
+            "temperature": 0.0,
+            "pooling": self._options.pooling,
+            "holds_place": False,  # the list has one for it
+        }
         [stream] = self._client.submit(
             f"{self._request_id}-{index}", self._prompts[index], arguments
         )

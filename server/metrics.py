@@ -169,7 +169,7 @@ class _EngineCollector(Collector):
             "requests_running": ("Requests that hold blocks", engine.num_running),
             "requests_waiting": ("Requests that hold none, preempted ones too", engine.num_waiting),
             "requests_queued": ("Requests that count against the queue", engine.num_queued),
-            "requests_preparing": ("Places of requests on their way to the engine",
+            "requests_preparing": ("Places of requests on their way to the engine, and of lists",
                                    state.admission.num_preparing),
             "http_requests_active": ("Requests that are being answered", state.num_active),
             "kv_cache_usage_ratio": ("Share of blocks held", used / max(1, engine.num_blocks)),

@@ -71,6 +71,8 @@ class Ticket:
 
     Attributes:
         num_unused: Places that it has not taken in the engine's own queue.
+        is_kept: Whether its requests of the engine take their turns in these places, and none
+            there.
     """
 
     def __init__(
@@ -81,15 +83,16 @@ class Ticket:
         Args:
             num_places: How many.
             on_use: Told of each that is used or given back.
-            is_kept: Whether they stay when they are used, for further requests of the engine.
+            is_kept: Whether they stay when they are used, for further requests of the engine, which
+                take no places of its queue.
         """
         self.num_unused = num_places
         self._on_use = on_use
-        self._is_kept = is_kept
+        self.is_kept = is_kept
 
     def use(self, num_places: int) -> None:
         """Note that places were taken in the engine's queue."""
-        if not self._is_kept:
+        if not self.is_kept:
             self._give(min(num_places, self.num_unused))
 
     def release(self) -> None:
@@ -156,6 +159,8 @@ class RequestRecord:
     def num_waiting(self) -> int:
         """Places that it takes in the queue, here or in the engine."""
         unused = 0 if self.ticket is None else self.ticket.num_unused
+        if self.ticket is not None and self.ticket.is_kept:
+            return unused
         return unused + sum(a.started is None and a.outcome is None for a in self.answers)
 
     @property

@@ -37,6 +37,7 @@ def test_a_callers_own_id_is_kept(make_manager):
         ({"input_ids": [1], "top_p": float("nan")}, "top_p"),
         ({"input_ids": [1], "unheard_of": 1}, "unheard_of"),
         ({"input_ids": [1], "eos_token_id": 199}, "eos_token_id"),
+        ({"input_ids": [1], "holds_place": 0}, "holds_place"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -96,6 +97,52 @@ def test_a_full_queue_refuses_at_once_until_a_request_is_scheduled(controlled):
         manager.add_request([4], "d")
     runner.go()
     assert {output.request_id for output in manager} == {"a", "b", "c"}
+
+
+def test_one_that_holds_no_place_is_taken_by_a_full_queue_and_gives_none_back(controlled):
+    manager, runner = controlled(max_queue_size=2, max_requests_per_batch=1)
+    gate = manager._channels.gate
+    runner.hold()
+    manager.start()
+    manager.add_request([1], "runs", max_new_tokens=2)
+    runner.wait_for_forward()
+    for name in ("a", "b"):
+        manager.add_request([2], name, max_new_tokens=1)
+        manager.add_request([2], f"free {name}", max_new_tokens=1, holds_place=False)
+    with pytest.raises(QueueFullError):
+        manager.add_request([3])
+    assert manager.statistics().num_queued == 2
+    manager.cancel_request("free a")
+    runner.allow(1)
+    assert manager.get_result("free a").finish_reason is FinishReason.CANCELLED
+    assert gate.num_waiting == 2
+    runner.go()
+    assert {output.request_id for output in manager} == {"runs", "a", "b", "free b"}
+    assert (gate.num_waiting, loop_of(manager)._num_places) == (0, 0)
+
+
+@pytest.mark.parametrize("num_failures", [1, 99])
+def test_places_are_right_when_a_step_breaks_under_those_that_hold_none(
+    controlled, monkeypatch, num_failures
+):
+    manager, runner = controlled(max_requests_per_batch=1)
+    runner.hold()
+    manager.add_request([1], "free", max_new_tokens=1, holds_place=False)
+    manager.add_request([2], "a", max_new_tokens=1)
+    kind, failures = type(loop_of(manager).scheduler), iter(range(num_failures))
+    schedule = kind.schedule_batch
+
+    def broken(scheduler):
+        batch = schedule(scheduler)
+        if next(failures, None) is not None:
+            raise MemoryError("no memory left for the test")
+        return batch
+
+    monkeypatch.setattr(kind, "schedule_batch", broken)
+    manager.start()
+    runner.go()
+    assert {output.request_id for output in manager} == {"free", "a"}
+    assert (manager._channels.gate.num_waiting, loop_of(manager)._num_places) == (0, 0)
 
 
 def test_cancelling_a_waiting_request_returns_its_place(controlled):

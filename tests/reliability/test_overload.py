@@ -97,6 +97,45 @@ def test_a_refusal_costs_no_tokenising_and_n_takes_n_places(tiny_model, monkeypa
         server.wait_until_idle()
 
 
+def test_a_list_of_inputs_counts_once_from_its_arrival_to_its_end(tiny_model):
+    with controlled_server(tiny_model, max_queue_size=8, max_requests_per_batch=1) as (
+        server,
+        runner,
+    ):
+
+        def places() -> tuple[int, int]:
+            return server.state.admission.num_preparing, server.manager.statistics().num_queued
+
+        def embed(count: int) -> Any:
+            return server.http.post("/v1/embeddings", json={"input": ["one"] * count})
+
+        def wait_for(count: str, value: int) -> None:
+            until(lambda: getattr(server.manager.statistics(), count) == value)
+
+        runner.hold()
+        running = Call(lambda: server.complete("runs", max_tokens=2))
+        wait_for("num_running", 1)
+        lists = []
+        for num_lists in (1, 2):  # both fit, 4 places each
+            lists.append(Call(embed, 6))
+            wait_for("num_live", 1 + 4 * num_lists)
+            assert places() == (4 * num_lists, 0)
+        assert embed(1).status_code == 429
+        assert server.complete("one more").status_code == 429
+        # The first of these steps end the answer, the others take inputs of the first list.
+        begin = server.manager.statistics().num_steps
+        for number in range(1, 6):
+            runner.allow(1)
+            wait_for("num_steps", begin + number)
+            assert places() == (8, 0)
+        runner.go()
+        assert running.outcome().status_code == 200
+        answers = [one.outcome() for one in lists]
+        assert [len(answer.json()["data"]) for answer in answers] == [6, 6]
+        server.wait_until_idle()
+        assert places() == (0, 0)
+
+
 def test_the_status_of_a_refusal_is_a_setting(tiny_model):
     settings = with_server(overload_status=503)
     with run_engine_server(tiny_model, settings=settings, max_queue_size=1) as server:

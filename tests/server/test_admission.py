@@ -133,6 +133,22 @@ def test_what_comes_in_turns_keeps_its_places_and_makes_do_with_few():
     assert opened(0)[0].admit(record(), 8, in_turns=True) == 8
 
 
+def test_a_list_counts_the_same_from_its_admission_to_its_end():
+    admission, _ = opened(16, "ab")  # 8 for both, 4 for each
+    one = record("a")
+    assert admission.admit(one, 6, in_turns=True) == 6
+    assert one.ticket is not None
+    answers = [AnswerRecord(3) for _ in range(6)]
+    one.answers += answers
+    one.ticket.use(6)
+    assert (one.num_waiting, admission.num_preparing) == (6, 6)
+    for answer in answers:
+        answer.started = 1.0
+    assert (one.num_waiting, admission.num_preparing) == (6, 6)
+    admission.leave(one)
+    assert (one.num_waiting, admission.num_preparing) == (0, 0)
+
+
 def test_what_has_started_waits_no_longer():
     admission, engine = opened(8, "ab")  # 4 for both, 2 for each
     for _ in range(6):

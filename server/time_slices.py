@@ -26,11 +26,13 @@ def shorten_time_slices() -> None:
     Where there is no such thing, or it is refused, nothing changes.
     """
     number = SYSTEM_CALLS.get(os.uname().machine)
-    if sys.platform != "linux" or number is None or os.sched_getscheduler(0) != os.SCHED_OTHER:
+    if sys.platform != "linux" or number is None:
         return
-    niceness = os.getpriority(os.PRIO_PROCESS, 0)
-    attributes = _ATTRIBUTES.pack(
-        _ATTRIBUTES.size, os.SCHED_OTHER, 0, niceness, 0, SLICE_NANOSECONDS, 0, 0
-    )
     with contextlib.suppress(OSError, AttributeError):
+        if os.sched_getscheduler(0) != os.SCHED_OTHER:
+            return
+        niceness = os.getpriority(os.PRIO_PROCESS, 0)
+        attributes = _ATTRIBUTES.pack(
+            _ATTRIBUTES.size, os.SCHED_OTHER, 0, niceness, 0, SLICE_NANOSECONDS, 0, 0
+        )
         ctypes.CDLL(None).syscall(number, 0, attributes, 0)

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from server.time_slices import shorten_time_slices
+
 LINUX_WITH_SLICES = (6, 12)
 CODE = """
 import ctypes, os, struct, threading
@@ -50,3 +52,13 @@ def test_another_policy_is_left_alone():
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout == "True\n"
+
+
+@pytest.mark.parametrize("call", ["sched_getscheduler", "getpriority"])
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
+def test_a_sandbox_that_refuses_to_tell_is_no_reason_to_fail(monkeypatch, call):
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, call, refuse)
+    shorten_time_slices()

@@ -72,6 +72,7 @@ class PanelMemory:
         """Begin without any."""
         self._lock = threading.Lock()
         self._chunks: list[weakref.ref[_Chunk]] = []
+        self._own: weakref.WeakSet[_Chunk] = weakref.WeakSet()
 
     def empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
         """Return a tensor, its contents undefined; its memory can be had again when it is gone."""
@@ -80,24 +81,29 @@ class PanelMemory:
         with torch.inference_mode(False):
             if num_bytes == 0 or not hasattr(mmap, "MADV_HUGEPAGE"):
                 return torch.empty(shape, dtype=dtype)
-            with self._lock:
-                piece = self._take(num_bytes)
+            try:
+                with self._lock:
+                    piece = self._take(num_bytes)
+            except OSError:  # a process that may not reserve so much may still have the tensor
+                return torch.empty(shape, dtype=dtype)
             return torch.frombuffer(piece, dtype=dtype).view(shape)
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor lies in a mapping that layers share."""
+        """Return whether a tensor lies in one of the mappings."""
         with self._lock:
-            chunks = [chunk() for chunk in self._chunks]
+            chunks = [*(chunk() for chunk in self._chunks), *self._own]
         return any(chunk is not None and chunk.holds(tensor.data_ptr()) for chunk in chunks)
 
     def _take(self, num_bytes: int) -> memoryview:
         if num_bytes > MAX_SHARED_BYTES:
-            own = _Chunk(num_bytes).take(num_bytes)
+            chunk = _Chunk(num_bytes)
+            self._own.add(chunk)
+            own = chunk.take(num_bytes)
             assert own is not None
             return own
         for reference in self._chunks:
-            chunk = reference()
-            piece = None if chunk is None else chunk.take(num_bytes)
+            shared = reference()
+            piece = None if shared is None else shared.take(num_bytes)
             if piece is not None:
                 return piece
         chunk = _Chunk(CHUNK_BYTES)

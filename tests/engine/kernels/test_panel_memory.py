@@ -1,6 +1,9 @@
 """Packed weights share few mappings, keep apart, and leave their places to others."""
 
+import errno
 import gc
+import mmap
+import weakref
 
 import torch
 
@@ -68,8 +71,25 @@ def test_a_large_piece_has_a_mapping_of_its_own():
     memory = PanelMemory()
     piece = take(memory, MAX_SHARED_BYTES + 1)
     assert piece.data_ptr() % LARGE_PAGE == 0
-    assert not memory.holds(piece)
+    assert memory.holds(piece)
+    assert not memory.holds(torch.empty(4))
     assert not memory._chunks
+    (chunk,) = memory._own
+    gone = weakref.ref(chunk)
+    del piece, chunk
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_process_that_may_not_reserve_so_much_gets_its_tensor_all_the_same(monkeypatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    memory = PanelMemory()
+    piece = take(memory).fill_(7)
+    assert bool((piece == 7).all())
+    assert not memory.holds(piece)
 
 
 def test_pieces_can_be_changed_in_place_though_they_were_made_while_inferring():

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from engine.kernels.cpu.quantized_linear import Format, QuantizedWeight
+from engine.kernels.cpu.library import kernels
+from engine.kernels.cpu.quantized_linear import Format, QuantizedWeight, panel_layout
 from engine.models.quantization import quantize
 
 
@@ -82,16 +83,32 @@ class QuantizedModule(nn.Module):
         else:
             super().__setattr__(name, value)
 
+    def get_extra_state(self) -> torch.Tensor:
+        """Return how the panels lie, which is part of a saved state: a number."""
+        return torch.tensor(self._layout())
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        """Take what `_load_from_state_dict` has looked at."""
+
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, *arguments: Any
     ) -> None:
-        """Take a weight of an ordinary checkpoint, too."""
-        key = f"{prefix}weight"
+        """Take a weight of an ordinary checkpoint, too; refuse panels that lie otherwise."""
+        key, extra = f"{prefix}weight", f"{prefix}_extra_state"
         if key in state_dict:
             self.set_weight(state_dict[key])
             state_dict = {k: v for k, v in state_dict.items() if k != key}
             state_dict[f"{prefix}panels"] = self.panels
+            state_dict[extra] = self.get_extra_state()
+        elif int(state_dict.get(extra, self._layout())) != self._layout():
+            raise RuntimeError(
+                f"{prefix}panels were packed as {self.format.name} for another kind of processor: "
+                "load a state with float32 weights instead"
+            )
         super()._load_from_state_dict(state_dict, prefix, *arguments)
+
+    def _layout(self) -> int:
+        return panel_layout(kernels(), self.format)
 
     def extra_repr(self) -> str:
         """Show shape and format."""

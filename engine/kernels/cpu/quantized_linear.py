@@ -195,6 +195,11 @@ def pack_int4(
     return packed
 
 
+def panel_layout(library: ctypes.CDLL, kind: Format) -> int:
+    """Return a number for how the panels of a format lie, where that depends on the processor."""
+    return library.use_wide_products(-1) if kind in (Format.INT8, Format.INT4) else 0
+
+
 def has_tile_unit(library: ctypes.CDLL) -> bool:
     """Return whether the AMX formats can be computed with in this process."""
     return bool(library.has_amx())

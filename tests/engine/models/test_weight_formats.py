@@ -261,6 +261,14 @@ class TestNewWeights:
         other.hf_model.load_state_dict(model.hf_model.state_dict())
         assert generate(other) == expected
 
+    def test_a_state_of_another_kind_of_processor_is_refused_before_anything_changes(self, model):
+        state = model.hf_model.state_dict()
+        extra = "model.layers.0.mlp.down_proj._extra_state"
+        expected = generate(model)
+        with pytest.raises(RuntimeError, match="another kind of processor"):
+            model.hf_model.load_state_dict(state | {extra: state[extra] + 1})
+        assert generate(model) == expected
+
     def test_a_copy_is_a_model_of_its_own(self, model):
         other = copy.deepcopy(model.hf_model)
         other.model.layers[0].mlp.up_proj.set_weight(torch.zeros(96, 64))

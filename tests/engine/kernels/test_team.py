@@ -1,5 +1,6 @@
 """Threads that wait for each other, where there are more of them than processors."""
 
+import contextlib
 import os
 import resource
 import sys
@@ -23,19 +24,22 @@ def random(*shape):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape)))
 
 
+def run_on(processors: set[int]) -> None:
+    """Move all threads there are: those of the team, too, which other tests may have started."""
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+            os.sched_setaffinity(int(task.name), processors)
+
+
 @pytest.fixture
 def two_threads_on_one_processor():
     threads, processors = torch.get_num_threads(), os.sched_getaffinity(0)
     torch.set_num_threads(2)
-    # The threads of the team, too, which other tests may have started.
-    tasks = [int(task.name) for task in Path("/proc/self/task").iterdir()]
     try:
-        for task in tasks:
-            os.sched_setaffinity(task, {min(processors)})
+        run_on({min(processors)})
         yield
     finally:
-        for task in tasks:
-            os.sched_setaffinity(task, processors)
+        run_on(processors)
         torch.set_num_threads(threads)
 
 

@@ -32,7 +32,7 @@ def numbers(tensor: GGUFTensor) -> torch.Tensor:
     """
     try:
         values = gguf.dequantize(_typed(tensor), tensor.kind)
-    except NotImplementedError as error:
+    except NotImplementedError as error:  # the library's word for blocks that it cannot decode
         kind = tensor.kind.name
         raise UnsupportedModelError(f"a tensor is stored as {kind}, which is not read") from error
     return torch.from_numpy(np.array(values, dtype=np.float32).reshape(tensor.shape))

@@ -20,6 +20,7 @@
 #include <limits>
 
 #include "integer_products.h"
+#include "packed_rows.h"
 
 using namespace slipstream;
 
@@ -169,18 +170,7 @@ void slipstream::run_integer_panels(const Linear& linear, const Rows& rows, int6
 
 void slipstream::integer_linear(const float* x, int64_t ldx, const Linear& linear, float* y,
                                 void* workspace, int64_t rows, int64_t threads) {
-    const int64_t count = (linear.columns + kPanel - 1) / kPanel;
-    const int64_t team = rows * linear.columns * linear.depth < kMinParallelWork ? 1 : threads;
-#pragma omp parallel num_threads(team) if (team > 1)
-    {
-#pragma omp for schedule(static)
-        for (int64_t r = 0; r < rows; ++r)
-            integer_pack_rows(x + r * ldx, ldx, workspace, r, 1, linear.depth);
-#pragma omp for schedule(static)
-        for (int64_t share = 0; share < team; ++share)
-            run_integer_panels(linear, {static_cast<const float*>(workspace), y, rows, false},
-                               count * share / team, count * (share + 1) / team);
-    }
+    run_packed_rows(integer_pack_rows, run_integer_panels, x, ldx, linear, y, workspace, rows, threads);
 }
 
 void slipstream::integer_unpack_row(int64_t format, const uint8_t* panel, int64_t column,

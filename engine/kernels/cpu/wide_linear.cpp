@@ -16,6 +16,7 @@
 
 #include "integer.h"
 #include "integer_formats.h"
+#include "packed_rows.h"
 
 using namespace slipstream;
 
@@ -260,18 +261,7 @@ void slipstream::run_wide_panels(const Linear& linear, const Rows& rows, int64_t
 
 void slipstream::wide_linear(const float* x, int64_t ldx, const Linear& linear, float* y,
                              void* workspace, int64_t rows, int64_t threads) {
-    const int64_t count = (linear.columns + kPanel - 1) / kPanel;
-    const int64_t team = rows * linear.columns * linear.depth < kMinParallelWork ? 1 : threads;
-#pragma omp parallel num_threads(team) if (team > 1)
-    {
-#pragma omp for schedule(static)
-        for (int64_t r = 0; r < rows; ++r)
-            wide_pack_rows(x + r * ldx, ldx, workspace, r, 1, linear.depth);
-#pragma omp for schedule(static)
-        for (int64_t share = 0; share < team; ++share)
-            run_wide_panels(linear, {static_cast<const float*>(workspace), y, rows, false},
-                            count * share / team, count * (share + 1) / team);
-    }
+    run_packed_rows(wide_pack_rows, run_wide_panels, x, ldx, linear, y, workspace, rows, threads);
 }
 
 // Use them (1), do not (0), or leave it as it is (-1); return what was used.

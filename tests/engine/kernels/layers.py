@@ -28,3 +28,13 @@ def check_that_rows_do_not_depend_on_the_batch(
                     assert torch.equal(together[row], alone[row]), (count, size, row)
     finally:
         torch.set_num_threads(threads)
+
+
+def check_that_rows_show_what_is_not_finite(packed: QuantizedWeight, special: float) -> None:
+    """Compare rows beside one that has such an activation with the same without it."""
+    x = torch.randn(5, packed.shape[1], generator=torch.Generator().manual_seed(2))
+    clean = packed.linear(x)
+    x[2, 50] = special
+    output = packed.linear(x)
+    assert torch.isnan(output[2]).all()
+    assert torch.equal(output[[0, 1, 3, 4]], clean[[0, 1, 3, 4]])

@@ -203,7 +203,7 @@ class CompletionRenderer:
         return opening
 
     def _delta_logprobs(self, index: int, delta: TextDelta) -> CompletionLogprobs | None:
-        if not (self._options.logprobs and delta.logprobs):
+        if not self._options.logprobs:
             return None
         return self._logprobs[index].render(delta)
 

@@ -106,10 +106,9 @@ class CompletionLogprobsRenderer:
         """
         self._names = names
         self._vocabulary = names.vocabulary
-        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._offset = 0
-        self._end = 0
-        self._at_start = True
+        self._num_echoed = 0
+        self._num_sent = 0
+        self._begin = 0  # of the next token, among the characters of the answer
 
     def render_prompt(
         self, text: str, prompt: Sequence[int], entries: Sequence[TokenLogprobs | None]
@@ -121,7 +120,7 @@ class CompletionLogprobsRenderer:
             prompt: Its tokens.
             entries: What the model says of each of them; None for the first.
         """
-        self._begin(text, prompt[0])
+        self._num_echoed = self._num_sent = len(text)
         return CompletionLogprobs(
             tokens=[self._names(token) for token in prompt],
             token_logprobs=[
@@ -130,45 +129,46 @@ class CompletionLogprobsRenderer:
             top_logprobs=[
                 None if entry is None else self._alternatives(entry) for entry in entries
             ],
-            text_offset=[self._advance(token, text) for token in prompt],
+            text_offset=self._echoed_offsets(text, prompt),
         )
 
-    def render(self, delta: TextDelta) -> CompletionLogprobs:
-        """Return the entries of a piece; each offset lies inside the text sent so far."""
-        if delta.text:
-            self._begin(delta.text, delta.token_ids[0])
-        offsets = [self._advance(entry.token_id) for entry in delta.logprobs]
+    def render(self, delta: TextDelta) -> CompletionLogprobs | None:
+        """Return the entries of a piece; each offset lies inside the text sent so far.
+
+        None for text whose tokens came with an earlier piece: it is sent when a stop string that
+        it began is out of the question.
+        """
+        self._num_sent += len(delta.text)
+        if not delta.logprobs:
+            return None
+        begins = [self._begin, *delta.token_ends]
+        self._begin = begins.pop()
         return CompletionLogprobs(
             tokens=[self._names(entry.token_id) for entry in delta.logprobs],
             token_logprobs=[clamp_logprob(entry.logprob) for entry in delta.logprobs],
             top_logprobs=[self._alternatives(entry) for entry in delta.logprobs],
-            text_offset=offsets,
+            text_offset=[min(self._num_echoed + begin, self._num_sent) for begin in begins],
         )
 
-    def _begin(self, text: str, first_token: int) -> None:
-        """Count a piece of text; the first one may lack the blank of its token."""
-        self._end += len(text)
-        if self._at_start and text:
-            self._at_start = False
-            first = self._vocabulary.token_text(first_token)
-            if first.startswith(" ") and not text.startswith(" "):
-                # Such tokenizers drop the blank before the first word.
-                self._offset -= 1
+    def _echoed_offsets(self, text: str, prompt: Sequence[int]) -> list[int]:
+        """Return where each token of an echoed prompt begins.
 
-    def _advance(self, token_id: int, text: str | None = None) -> int:
-        """Return where a token begins and move behind it.
-
-        Args:
-            token_id: The token.
-            text: An echoed prompt, which may lack the special tokens that were added to it.
+        The text may lack special tokens that were added to the prompt, and the blank of the first
+        token, which some tokenizers drop.
         """
-        begin = max(min(self._offset, self._end), 0)
-        is_special = text is not None and self._vocabulary.is_special(token_id)
-        if is_special and not (text or "").startswith(self._vocabulary.token_text(token_id), begin):
-            return begin
-        self._offset += len(self._utf8.decode(self._vocabulary.token_bytes(token_id)))
-        self._offset = min(self._offset, self._end)
-        return begin
+        utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        has_blank = self._vocabulary.token_text(prompt[0]).startswith(" ")
+        offset = -1 if has_blank and text and not text.startswith(" ") else 0
+        offsets = []
+        for token_id in prompt:
+            begin = max(offset, 0)
+            offsets.append(begin)
+            own = self._vocabulary.token_text(token_id)
+            if self._vocabulary.is_special(token_id) and not text.startswith(own, begin):
+                continue
+            offset += len(utf8.decode(self._vocabulary.token_bytes(token_id)))
+            offset = min(offset, len(text))
+        return offsets
 
     def _alternatives(self, entry: TokenLogprobs) -> dict[str, float]:
         """Return the most likely tokens and the chosen one; equal texts stay apart."""

@@ -5,7 +5,9 @@ import math
 
 import pytest
 
-from engine import TokenLogprobs
+from api_schemas import CompletionLogprobs
+from engine import FinishReason, TokenLogprobs
+from server.completion_stream import TokenDelta
 from server.rendering.logprobs import (
     CompletionLogprobsRenderer,
     TokenNames,
@@ -13,7 +15,16 @@ from server.rendering.logprobs import (
     render_chat_logprobs,
     render_prompt_logprobs,
 )
-from server.text_stream import TextDelta
+from server.text_stream import TextAssembler, TextDelta, TextOptions
+
+
+def render(names: TokenNames, text: str, entry: TokenLogprobs) -> CompletionLogprobs:
+    """A piece of one token."""
+    rendered = CompletionLogprobsRenderer(names).render(
+        TextDelta(text=text, token_ids=[entry.token_id], logprobs=[entry], token_ends=[len(text)])
+    )
+    assert rendered is not None
+    return rendered
 
 
 @pytest.fixture
@@ -30,9 +41,7 @@ def test_what_json_cannot_say_is_clamped(value):
 def test_minus_infinity_is_strict_json_in_both_forms(names):
     entry = TokenLogprobs(300, -math.inf, ((300, -0.1), (301, -math.inf)))
     chat = render_chat_logprobs(names, [entry])[0].model_dump_json()
-    old = CompletionLogprobsRenderer(names).render(
-        TextDelta(text="x", token_ids=[300], logprobs=[entry])
-    )
+    old = render(names, "x", entry)
     for text in (chat, old.model_dump_json()):
         json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
         assert "-9999.0" in text
@@ -40,9 +49,7 @@ def test_minus_infinity_is_strict_json_in_both_forms(names):
 
 def test_the_chosen_token_joins_the_most_likely(names):
     entry = TokenLogprobs(310, -5.0, ((300, -0.1), (301, -0.2)))
-    rendered = CompletionLogprobsRenderer(names).render(
-        TextDelta(text="x", token_ids=[310], logprobs=[entry])
-    )
+    rendered = render(names, "x", entry)
     assert rendered.top_logprobs is not None
     assert list((rendered.top_logprobs[0] or {}).values()) == [-0.1, -0.2, -5.0]
 
@@ -50,20 +57,38 @@ def test_the_chosen_token_joins_the_most_likely(names):
 def test_equal_texts_do_not_collapse(names, byte_level):
     lead, tail = byte_level.convert_tokens_to_ids(["ð", "Ł"])
     entry = TokenLogprobs(lead, -0.1, ((lead, -0.1), (tail, -0.2)))
-    rendered = CompletionLogprobsRenderer(names).render(
-        TextDelta(text="", token_ids=[lead], logprobs=[entry])
-    )
+    rendered = render(names, "", entry)
     assert rendered.top_logprobs == [{"\ufffd": -0.1, f"token_id:{tail}": -0.2}]
 
 
+def offsets_of(names, text_options, ids) -> list[int]:
+    """Offsets of an answer that comes token by token and ends with the last one."""
+    assembler = TextAssembler(names.vocabulary, text_options)
+    renderer = CompletionLogprobsRenderer(names)
+    offsets = []
+    for place, token in enumerate(ids, 1):
+        delta = TokenDelta([token], [TokenLogprobs(token, -1.0, ())])
+        if place == len(ids):
+            delta.finish_reason = FinishReason.LENGTH
+        piece = assembler.push(delta)
+        if piece is not None and (rendered := renderer.render(piece)) is not None:
+            offsets += rendered.text_offset
+    return offsets
+
+
 def test_offsets_count_characters_and_not_bytes(names, byte_level):
-    text = "é🦙a"
-    ids = byte_level.encode(text, add_special_tokens=False)
-    entries = [TokenLogprobs(token, -1.0, ()) for token in ids]
-    rendered = CompletionLogprobsRenderer(names).render(
-        TextDelta(text=text, token_ids=ids, logprobs=entries)
-    )
-    assert rendered.text_offset == [0, 0, 1, 1, 1, 1, 2]
+    ids = byte_level.encode("é🦙a", add_special_tokens=False)
+    assert offsets_of(names, TextOptions(), ids) == [0, 0, 1, 1, 1, 1, 2]
+
+
+@pytest.mark.parametrize("stops", [(), ("exyz",), ("ex", "heq"), ("no such text",)])
+def test_text_that_waits_for_a_stop_string_moves_no_token(names, byte_level, stops):
+    """Text is held where it may begin one, and comes with later tokens, or with none."""
+    pieces = ["he", "e", "e", "he", "é", "he", "e", "q"]
+    ids = [token for piece in pieces for token in byte_level.encode(piece)]
+    assert len(byte_level.encode("he")) == 1
+    texts = [byte_level.decode(ids[: place + 1]).rstrip("\ufffd") for place in range(len(ids))]
+    assert offsets_of(names, TextOptions(stops=stops), ids) == [0, *map(len, texts[:-1])]
 
 
 def test_tokens_may_be_named_by_their_ids(vocabulary):
@@ -71,9 +96,7 @@ def test_tokens_may_be_named_by_their_ids(vocabulary):
     names = TokenNames(vocabulary, as_ids=True)
     chat = render_chat_logprobs(names, [entry])[0]
     assert (chat.token, chat.top_logprobs[1].token) == ("token_id:300", "token_id:301")
-    old = CompletionLogprobsRenderer(names).render(
-        TextDelta(text="x", token_ids=[300], logprobs=[entry])
-    )
+    old = render(names, "x", entry)
     assert old.tokens == ["token_id:300"]
     assert old.top_logprobs == [{"token_id:300": -0.1, "token_id:301": -0.2}]
 

@@ -11,6 +11,7 @@ import httpx
 import openai
 import pytest
 
+from tests.engine.threads import Call
 from tests.integration.conftest import DEFAULT_SETTINGS
 from tests.serve_process import serving
 
@@ -198,3 +199,20 @@ def test_the_model_is_listed(client, default_server):
 def test_a_second_start_answers_within_ten_seconds(default_server):
     """On a machine that does nothing else."""
     assert default_server.seconds_to_first_answer < 10
+
+
+def test_greedy_answers_in_a_crowd_are_those_given_alone(client, default_server):
+    def ask(prompt: str, max_tokens: int) -> str:
+        answer = client.completions.create(
+            model=default_server.model, prompt=prompt, temperature=0, max_tokens=max_tokens
+        )
+        return answer.choices[0].text
+
+    watched = "Slow water runs deep, and the river"
+    alone = ask(watched, 16)
+    neighbours = [
+        Call(ask, f"{number} " + "word " * (number * 7 % 50), 8 + number) for number in range(15)
+    ]
+    again = Call(ask, watched, 16)
+    assert again.outcome() == alone
+    assert all(isinstance(call.outcome(), str) for call in neighbours)

@@ -107,19 +107,3 @@ def test_greedy_answers_alone_and_in_a_crowd(server):
     alone = [server.text(prompt, **GREEDY) for prompt in ragged(16)]
     calls = [Call(partial(server.text, prompt, **GREEDY)) for prompt in ragged(16)]
     assert [call.outcome() for call in calls] == alone
-
-
-@pytest.mark.timeout(600)
-def test_greedy_answers_of_the_default_model_in_a_crowd(client, default_server):
-    def ask(prompt: str, max_tokens: int) -> str:
-        answer = client.completions.create(
-            model=default_server.model, prompt=prompt, temperature=0, max_tokens=max_tokens
-        )
-        return answer.choices[0].text
-
-    watched = "Slow water runs deep, and the river"
-    alone = ask(watched, 16)
-    neighbours = [Call(ask, prompt, 8 + number) for number, prompt in enumerate(ragged(15))]
-    again = Call(ask, watched, 16)
-    assert again.outcome() == alone
-    assert all(isinstance(call.outcome(), str) for call in neighbours)

@@ -15,7 +15,7 @@ constexpr int64_t kMaxTileRows = std::max<int64_t>(kTileRows, kAmxTileRows);
 
 // Rows of one of a layer's tiles, of so many rows in all.
 inline int64_t tile_rows(const Linear& to, int64_t rows) {
-    return is_amx(to.format) ? amx_tile_rows(rows) : kTileRows;
+    return is_amx(to.format) ? amx_tile_rows(rows) : tile_height(rows);
 }
 
 // Floats that packed rows take, whatever the format.
@@ -35,7 +35,7 @@ inline void pack_tile(const Linear& to, const float* x, float* packed, int64_t f
     else if (is_wide(to.format))
         wide_pack_rows(x, to.depth, packed, first, height, to.depth);
     else
-        pack_rows(x, to.depth, packed + first * to.depth, height, to.depth);
+        pack_rows(x, to.depth, packed, first, height, rows, to.depth);
 }
 
 // Panels [first, last) of a layer. `spare` holds rows.count * 32 floats that no other thread writes

@@ -171,13 +171,13 @@ struct Bytes<W4A8> {
 // A tile of rows times a panel: kRows times kVectors vectors of sums are in registers at a time.
 template <class Format, int kRows>
 void multiply_panel(const uint8_t* panel, const Activations* const* rows, int64_t groups,
-                    Ahead ahead, float (*sums)[kPanel]) {
+                    Prefetch prefetch, float (*sums)[kPanel]) {
     constexpr int kVectors = VECTOR_FLOATS < 8 ? 1 : kRows <= 2 ? 4 : 2;
     const Activations* at[kRows];
     for (int r = 0; r < kRows; ++r) at[r] = rows[r];
     for (int64_t g = 0; g < groups; ++g) {
         const uint8_t* group = panel + g * Format::kBytes;
-        ahead.ask<Format>(group);
+        prefetch.ask();
         for (int column = 0; column < kPanel; column += kVectors * kColumns)
             Bytes<Format>::template multiply<kRows, kVectors>(group, column, at, sums);
         for (int r = 0; r < kRows; ++r) ++at[r];
@@ -188,12 +188,12 @@ constexpr int kMostRows = 4;
 
 template <class Format>
 void multiply_rows(int64_t count, const uint8_t* panel, const Activations* const* rows,
-                   int64_t groups, Ahead ahead, float (*sums)[kPanel]) {
+                   int64_t groups, Prefetch prefetch, float (*sums)[kPanel]) {
     switch (count) {
-        case 1: return multiply_panel<Format, 1>(panel, rows, groups, ahead, sums);
-        case 2: return multiply_panel<Format, 2>(panel, rows, groups, ahead, sums);
-        case 3: return multiply_panel<Format, 3>(panel, rows, groups, ahead, sums);
-        default: return multiply_panel<Format, kMostRows>(panel, rows, groups, ahead, sums);
+        case 1: return multiply_panel<Format, 1>(panel, rows, groups, prefetch, sums);
+        case 2: return multiply_panel<Format, 2>(panel, rows, groups, prefetch, sums);
+        case 3: return multiply_panel<Format, 3>(panel, rows, groups, prefetch, sums);
+        default: return multiply_panel<Format, kMostRows>(panel, rows, groups, prefetch, sums);
     }
 }
 

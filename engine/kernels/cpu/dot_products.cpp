@@ -148,7 +148,7 @@ struct Dots<W4A8> {
 // kRows rows times kVectors vectors of a panel's columns, through all groups.
 template <class Format, int kRows>
 WITH_DOT void multiply_columns(const uint8_t* panel, int column, const Activations* const* rows,
-                               int64_t groups, Ahead ahead, float (*sums)[kPanel]) {
+                               int64_t groups, Prefetch prefetch, float (*sums)[kPanel]) {
     const Activations* at[kRows];
     Floats acc[kRows][kVectors];
 #pragma GCC unroll 8
@@ -159,7 +159,7 @@ WITH_DOT void multiply_columns(const uint8_t* panel, int column, const Activatio
     }
     for (int64_t g = 0; g < groups; ++g) {
         const uint8_t* group = panel + g * Format::kBytes;
-        ahead.ask<Format>(group);
+        prefetch.ask();
         Ints totals[kRows][kVectors];
         Dots<Format>::add(group, column, at, totals);
 #pragma GCC unroll 2
@@ -186,27 +186,27 @@ WITH_DOT void multiply_columns(const uint8_t* panel, int column, const Activatio
 
 template <class Format, int kRows>
 void multiply_panel(const uint8_t* panel, const Activations* const* rows, int64_t groups,
-                    Ahead ahead, float (*sums)[kPanel]) {
+                    Prefetch prefetch, float (*sums)[kPanel]) {
     for (int column = 0; column < kPanel; column += kVectors * kColumns) {
-        multiply_columns<Format, kRows>(panel, column, rows, groups, ahead, sums);
-        ahead = {panel, 0};
+        multiply_columns<Format, kRows>(panel, column, rows, groups, prefetch, sums);
+        prefetch.stop = prefetch.next;
     }
 }
 
 template <class Format>
 void multiply_rows(int64_t count, const uint8_t* panel, const Activations* const* rows,
-                   int64_t groups, Ahead ahead, float (*sums)[kPanel]) {
+                   int64_t groups, Prefetch prefetch, float (*sums)[kPanel]) {
     switch (count) {
-        case 1: return multiply_panel<Format, 1>(panel, rows, groups, ahead, sums);
+        case 1: return multiply_panel<Format, 1>(panel, rows, groups, prefetch, sums);
 #if VECTOR_FLOATS == 16
-        case 2: return multiply_panel<Format, 2>(panel, rows, groups, ahead, sums);
-        case 3: return multiply_panel<Format, 3>(panel, rows, groups, ahead, sums);
-        case 4: return multiply_panel<Format, 4>(panel, rows, groups, ahead, sums);
-        case 5: return multiply_panel<Format, 5>(panel, rows, groups, ahead, sums);
-        case 6: return multiply_panel<Format, 6>(panel, rows, groups, ahead, sums);
-        case 7: return multiply_panel<Format, 7>(panel, rows, groups, ahead, sums);
+        case 2: return multiply_panel<Format, 2>(panel, rows, groups, prefetch, sums);
+        case 3: return multiply_panel<Format, 3>(panel, rows, groups, prefetch, sums);
+        case 4: return multiply_panel<Format, 4>(panel, rows, groups, prefetch, sums);
+        case 5: return multiply_panel<Format, 5>(panel, rows, groups, prefetch, sums);
+        case 6: return multiply_panel<Format, 6>(panel, rows, groups, prefetch, sums);
+        case 7: return multiply_panel<Format, 7>(panel, rows, groups, prefetch, sums);
 #endif
-        default: return multiply_panel<Format, kMostRows>(panel, rows, groups, ahead, sums);
+        default: return multiply_panel<Format, kMostRows>(panel, rows, groups, prefetch, sums);
     }
 }
 

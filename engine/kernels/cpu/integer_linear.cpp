@@ -92,12 +92,15 @@ void with_format(int64_t format, Action action) {
 // Tests look at both kinds on processors that have both.
 Products products = has_dot_products() ? dot_products() : byte_products();
 
-// One of several tiles asks for its share of the next panel, so that none waits for memory. Past the
-// end it asks for what is not used, harmlessly.
-Ahead ahead_of(const uint8_t* next, int64_t bytes, int64_t groups, int64_t tile, int64_t tiles) {
-    if (tiles == 1) return {nullptr, 0};
-    const int64_t lines = (bytes / kLineBytes + groups * tiles - 1) / (groups * tiles);
-    return {next + tile * groups * lines * kLineBytes, lines};
+// One of several tiles asks for its share of the next panel, so that none waits for memory; one
+// alone for what it will come to itself.
+Prefetch prefetch_for(const uint8_t* panel, int64_t bytes, int64_t groups, int64_t tile,
+                      int64_t tiles) {
+    const uint8_t* next = panel + (tiles == 1 ? kAheadBytes : bytes);
+    const int64_t share = Prefetch::share(bytes, tiles);
+    Prefetch prefetch = Prefetch{next, next + bytes}.part(tile * share, share);
+    prefetch.divide(groups, 1);
+    return prefetch;
 }
 
 // One panel of a layer for all rows.
@@ -126,8 +129,8 @@ void run_panel(const Linear& linear, const Rows& rows, int64_t index) {
             __builtin_prefetch(y, 1);
             __builtin_prefetch(y + width - 1, 1);
         }
-        const Ahead ahead = ahead_of(panel + bytes, bytes, groups, tile, tiles);
-        multiply(count, panel, at, groups, ahead, sums);
+        const Prefetch prefetch = prefetch_for(panel, bytes, groups, tile, tiles);
+        multiply(count, panel, at, groups, prefetch, sums);
         for (int64_t r = 0; r < count; ++r) {
             float* y = rows.y + (first + r) * linear.columns + first_column;
             // Added last, as a sum of two layers is: a bit that differs here may let the next

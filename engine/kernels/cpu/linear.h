@@ -19,7 +19,7 @@ constexpr int64_t kFloat32 = -1;
 
 // What a linear layer is applied to.
 struct Rows {
-    const float* packed;  // tiles of rows, each [depth][rows of the tile]; one row as it stands
+    const float* packed;  // as the format's packer leaves them; one row as it stands
     float* y;             // [count, columns]
     int64_t count;
     bool adds;            // y += instead of y =

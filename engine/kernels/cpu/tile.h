@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "prefetch.h"
 #include "vector.h"
 
 namespace slipstream {
@@ -37,16 +38,6 @@ constexpr bool kPairsPanels = kTileColumns == kPanel && Format::kStep > 1;
 // stay in a first-level cache of 32. A multiple of every format's group.
 constexpr int64_t kSlice = 192;
 
-// How far the weights are asked for ahead, into the second cache: into the first the processor has
-// fewer requests under way. 8 rows of the default model in float32 went from 1.41 to 1.24 s for 65
-// steps on Zen 4, one row stayed as it was. Past the end it asks for what is not used, harmlessly.
-constexpr int64_t kAheadBytes = 6144;
-constexpr int64_t kLineBytes = 64;
-
-inline void ask_ahead(const uint8_t* from, int64_t bytes) {
-    for (int64_t i = 0; i < bytes; i += kLineBytes) __builtin_prefetch(from + kAheadBytes + i, 0, 2);
-}
-
 // Weights as they are: [K][32] floats.
 //
 // A format gives the weights of kTileColumns columns of a panel. `enter` is called before the first
@@ -65,11 +56,10 @@ struct Float32 {
     static constexpr int64_t panel_bytes(int64_t depth) { return depth * kPanel * 4; }
     void enter(int64_t) {}
     Codes load(int64_t k) const {
-        const float* at = panel + k * kPanel;
-        ask_ahead(reinterpret_cast<const uint8_t*>(at), kTileColumns * 4);
         Codes codes;
 #pragma GCC unroll 4
-        for (int v = 0; v < kTileVectors; ++v) codes.w[v] = slipstream::load(at + v * kLanes);
+        for (int v = 0; v < kTileVectors; ++v)
+            codes.w[v] = slipstream::load(panel + k * kPanel + v * kLanes);
         return codes;
     }
     Vector weight(const Codes& codes, int, int v) const { return codes.w[v]; }
@@ -100,8 +90,9 @@ inline __attribute__((always_inline)) void step(Vector (&acc)[kRows][kPieces * k
 // x is [K][kRows], sums has rows `stride` apart; the columns may lie in two panels.
 template <class Format, int kRows, int kPieces>
 void tile(const float* x, const uint8_t* panel, int64_t depth, int column, float* sums,
-          int64_t stride, int64_t begin, int64_t end) {
+          int64_t stride, int64_t begin, int64_t end, Prefetch prefetch) {
     constexpr int kVectors = kPieces * kTileVectors;
+    const int64_t steps = prefetch.divide(end - begin, Format::kGroup);
     const int64_t panel_bytes = Format::panel_bytes(depth);
     auto format_of = [&](int p) {
         const int at = column + p * kTileColumns;
@@ -114,10 +105,10 @@ void tile(const float* x, const uint8_t* panel, int64_t depth, int column, float
 #pragma GCC unroll 8
         for (int v = 0; v < kVectors; ++v) acc[r][v] = load(sums + r * stride + v * kLanes);
     for (int64_t k = begin; k < end;) {
-        const int64_t group = Format::kGroup;
-        const int64_t stop = group ? std::min(end, k / group * group + group) : end;
+        const int64_t stop = std::min(end, k + steps);
 #pragma GCC unroll 2
         for (int p = 0; p < kPieces; ++p) formats[p].enter(k);
+        prefetch.ask();
         typename Format::Codes codes[kPieces];
         for (; k + Format::kStep <= stop; k += Format::kStep) {
 #pragma GCC unroll 2
@@ -138,7 +129,8 @@ void tile(const float* x, const uint8_t* panel, int64_t depth, int column, float
         for (int v = 0; v < kVectors; ++v) store(sums + r * stride + v * kLanes, acc[r][v]);
 }
 
-typedef void (*Tile)(const float*, const uint8_t*, int64_t, int, float*, int64_t, int64_t, int64_t);
+typedef void (*Tile)(const float*, const uint8_t*, int64_t, int, float*, int64_t, int64_t, int64_t,
+                     Prefetch);
 
 // The tile for each number of rows, so that the last, smaller one wastes nothing.
 template <class Format>
@@ -156,7 +148,7 @@ struct Tiles {
 
 // A linear layer and what it is applied to.
 struct Problem {
-    const float* x;         // tiles of rows, each [depth][rows of the tile]
+    const float* x;         // as pack_rows leaves it
     const uint8_t* panels;  // [ceil(columns / 32)] of the format's
     const float* bias;      // [columns] or null
     float* y;               // [rows, columns]
@@ -170,53 +162,75 @@ struct Sums {
     int64_t stride;
 };
 
-// Lay the rows of one tile side by side for each k, as the tile reads them.
-inline void pack_rows(const float* x, int64_t ldx, float* packed, int64_t height, int64_t depth) {
-    for (int64_t k = 0; k < depth; ++k)
-        for (int64_t r = 0; r < height; ++r) packed[k * height + r] = x[r * ldx + k];
+// Rows of a tile, of so many rows in all: nearly the same for all tiles, since one with few rows has
+// too few sums to keep the processor busy.
+inline int64_t tile_height(int64_t rows) {
+    const int64_t tiles = std::max<int64_t>(1, (rows + kTileRows - 1) / kTileRows);
+    return std::max<int64_t>(1, (rows + tiles - 1) / tiles);
 }
 
-// Begin a panel's sums with the bias: in y, or in `spare` [rows, 32] where the panel is not full.
-inline Sums begin_sums(const Problem& p, int64_t index, float* spare) {
-    const int64_t first = index * kPanel;
-    const int64_t width = std::min<int64_t>(kPanel, p.columns - first);
-    const Sums sums = width == kPanel ? Sums{p.y + first, p.columns} : Sums{spare, kPanel};
-    if (p.adds) {
-        for (int64_t r = 0; r < p.rows; ++r) {
-            float* to = sums.at + r * sums.stride;
-            const float* from = p.y + r * p.columns + first;
-            for (int64_t c = 0; c < width; ++c) to[c] = from[c] + (p.bias ? p.bias[first + c] : 0.0f);
-            if (width < kPanel) std::memset(to + width, 0, (kPanel - width) * sizeof(float));
-        }
-        return sums;
+// Lay the `height` rows of one tile, the first of which is row `first` of `rows`, side by side for each
+// k. Slices of k are far apart, and the tiles lie next to each other: in this order they are read.
+inline void pack_rows(const float* x, int64_t ldx, float* packed, int64_t first, int64_t height,
+                      int64_t rows, int64_t depth) {
+    for (int64_t begin = 0; begin < depth; begin += kSlice) {
+        const int64_t steps = std::min(kSlice, depth - begin);
+        float* to = packed + begin * rows + first * steps;
+        for (int64_t k = 0; k < steps; ++k)
+            for (int64_t r = 0; r < height; ++r) to[k * height + r] = x[r * ldx + begin + k];
     }
+}
+
+// Begin the sums of a panel for rows [first, first + count) with the bias, or it and what is in y.
+inline void begin_sums(const Problem& p, int64_t index, int64_t first, int64_t count, Sums sums) {
+    const int64_t column = index * kPanel, width = std::min<int64_t>(kPanel, p.columns - column);
     float start[kPanel] = {};
-    if (p.bias) std::memcpy(start, p.bias + first, width * sizeof(float));
-    for (int64_t r = 0; r < p.rows; ++r)
-        std::memcpy(sums.at + r * sums.stride, start, sizeof(start));
-    return sums;
+    if (p.bias) std::memcpy(start, p.bias + column, width * sizeof(float));
+    for (int64_t r = 0; r < count; ++r) {
+        float* to = sums.at + r * sums.stride;
+        const float* from = p.y + (first + r) * p.columns + column;
+        if (p.adds)
+            for (int64_t c = 0; c < width; ++c) to[c] = from[c] + start[c];
+        else
+            std::memcpy(to, start, width * sizeof(float));
+        if (width < kPanel) std::memset(to + width, 0, (kPanel - width) * sizeof(float));
+    }
 }
 
-// Bring the sums of a panel that is not full to y.
-inline void end_sums(const Problem& p, int64_t index, const float* spare) {
-    const int64_t first = index * kPanel, width = p.columns - first;
-    if (width < kPanel)
-        for (int64_t r = 0; r < p.rows; ++r)
-            std::memcpy(p.y + r * p.columns + first, spare + r * kPanel, width * sizeof(float));
+// Bring them to y.
+inline void end_sums(const Problem& p, int64_t index, int64_t first, int64_t count, Sums sums) {
+    const int64_t column = index * kPanel, width = std::min<int64_t>(kPanel, p.columns - column);
+    for (int64_t r = 0; r < count; ++r)
+        std::memcpy(p.y + (first + r) * p.columns + column, sums.at + r * sums.stride,
+                    width * sizeof(float));
 }
 
-// `width` columns of a panel, for at most one tile of rows: straight from the stored weights.
+// The tile for some columns, two pieces of which are taken together where rows are few.
+template <class Format>
+Tile tile_for(int64_t rows, bool together) {
+    return together ? Tiles<Format>::kDouble[rows] : Tiles<Format>::kSingle[rows];
+}
+
+// `width` columns of a panel or of two, for at most one tile of rows: straight from the stored weights.
 template <class Format>
 void few_rows(const Problem& p, const uint8_t* panel, Sums sums, int width) {
     const bool together = p.rows <= kFewRows && width >= 2 * kTileColumns;
-    const Tile run = together ? Tiles<Format>::kDouble[p.rows] : Tiles<Format>::kSingle[p.rows];
+    const Tile run = tile_for<Format>(p.rows, together);
     const int columns = together ? 2 * kTileColumns : kTileColumns;
     // Columns that share a line of memory are taken before it leaves the cache.
     const int64_t slice = columns < kPanel ? kSlice : p.depth;
-    for (int64_t begin = 0; begin < p.depth; begin += slice)
+    const int64_t bytes = Format::panel_bytes(p.depth) * width / kPanel;
+    const bool in_order = columns == kPanel && width == kPanel;
+    for (int64_t begin = 0; begin < p.depth; begin += slice) {
+        const int64_t end = std::min(p.depth, begin + slice);
+        const int64_t size = bytes * (end - begin) / p.depth;
+        const uint8_t* next = panel + bytes * begin / p.depth + (in_order ? kAheadBytes : size);
+        const Prefetch ahead{next, next + size};
+        const int64_t share = Prefetch::share(size, width / columns);
         for (int column = 0; column < width; column += columns)
-            run(p.x, panel, p.depth, column, sums.at + column, sums.stride, begin,
-                std::min(p.depth, begin + slice));
+            run(p.x, panel, p.depth, column, sums.at + column, sums.stride, begin, end,
+                ahead.part(column / columns * share, share));
+    }
 }
 
 // A slice of a panel as floats [kSlice][32].
@@ -237,45 +251,67 @@ void unpack_slice(const uint8_t* panel, int64_t depth, int64_t begin, int64_t en
     }
 }
 
-// A panel for many rows: each slice is made floats once and used for every tile of rows.
+// Tiles whose sums are at hand together. In y they would be far apart, often by a multiple of what a
+// cache's ways are apart, so that it holds few of them.
+constexpr int64_t kBlockTiles = 240 / kTileRows;
+
+// A panel for many rows: each slice is made floats once a block and used for every tile of rows.
 template <class Format>
-void many_rows(const Problem& p, const uint8_t* panel, Sums sums) {
+void many_rows(const Problem& p, const uint8_t* panel, int64_t index) {
     constexpr bool kUnpack = !std::is_same<Format, Float32>::value;
+    constexpr int kPieces = kPanel / kTileColumns;
     alignas(64) float unpacked[kUnpack ? kSlice * kPanel : 1];
-    for (int64_t begin = 0; begin < p.depth; begin += kSlice) {
-        const int64_t end = std::min(p.depth, begin + kSlice);
-        const uint8_t* slice = panel + begin * kPanel * sizeof(float);
-        if (kUnpack) {
-            unpack_slice<Format>(panel, p.depth, begin, end, unpacked);
-            slice = reinterpret_cast<const uint8_t*>(unpacked);
+    alignas(64) float sums[kBlockTiles * kTileRows * kPanel];
+    const int64_t height = tile_height(p.rows), bytes = Format::panel_bytes(p.depth);
+    for (int64_t first = 0; first < p.rows; first += kBlockTiles * height) {
+        const int64_t last = std::min(p.rows, first + kBlockTiles * height);
+        const int64_t tiles = (last - first + height - 1) / height;
+        begin_sums(p, index, first, last - first, {sums, kPanel});
+        for (int64_t begin = 0; begin < p.depth; begin += kSlice) {
+            const int64_t steps = std::min(kSlice, p.depth - begin);
+            const uint8_t* next = panel + bytes * (begin + steps) / p.depth;
+            const uint8_t* slice = panel + begin * kPanel * sizeof(float);
+            if (kUnpack) {
+                unpack_slice<Format>(panel, p.depth, begin, begin + steps, unpacked);
+                slice = reinterpret_cast<const uint8_t*>(unpacked);
+            }
+            const Prefetch ahead{next, next + bytes * steps / p.depth};
+            const int64_t share = Prefetch::share(bytes * steps / p.depth, tiles * kPieces);
+            for (int64_t t = 0; t < tiles; ++t) {
+                const int64_t row = first + t * height, rows = std::min(height, last - row);
+                const int together = rows <= kFewRows ? std::min(kPieces, 2) : 1;
+                const Tile run = tile_for<Float32>(rows, together == 2);
+                for (int piece = 0; piece < kPieces; piece += together)
+                    run(p.x + begin * p.rows + row * steps, slice, steps, piece * kTileColumns,
+                        sums + (row - first) * kPanel + piece * kTileColumns, kPanel, 0, steps,
+                        ahead.part((t * kPieces + piece) * share, together * share));
+            }
         }
-        for (int64_t row = 0; row < p.rows; row += kTileRows) {
-            const int64_t height = std::min<int64_t>(kTileRows, p.rows - row);
-            for (int column = 0; column < kPanel; column += kTileColumns)
-                Tiles<Float32>::kSingle[height](
-                    p.x + row * p.depth + begin * height, slice, end - begin, column,
-                    sums.at + row * sums.stride + column, sums.stride, 0, end - begin);
-        }
+        end_sums(p, index, first, last - first, {sums, kPanel});
     }
 }
 
-// Panels [first, last): one thread's share.
+// Panels [first, last): one thread's share. `spare` holds the sums of a panel that is not full.
 template <class Format>
 void run_panels(const Problem& p, int64_t first, int64_t last, float* spare) {
     const int64_t bytes = Format::panel_bytes(p.depth);
     for (int64_t index = first; index < last; ++index) {
         const uint8_t* panel = p.panels + index * bytes;
-        const Sums sums = begin_sums(p, index, spare);
         if (p.rows > kTileRows) {
-            many_rows<Format>(p, panel, sums);
-        } else if (kPairsPanels<Format> && p.rows <= kFewRows && index + 1 < last &&
-                   (index + 2) * kPanel <= p.columns) {
-            begin_sums(p, ++index, spare);
+            many_rows<Format>(p, panel, index);
+            continue;
+        }
+        const bool is_full = (index + 1) * kPanel <= p.columns;
+        const Sums sums = is_full ? Sums{p.y + index * kPanel, p.columns} : Sums{spare, kPanel};
+        begin_sums(p, index, 0, p.rows, sums);
+        if (kPairsPanels<Format> && p.rows <= kFewRows && index + 1 < last &&
+            (index + 2) * kPanel <= p.columns) {
+            begin_sums(p, ++index, 0, p.rows, {sums.at + kPanel, sums.stride});
             few_rows<Format>(p, panel, sums, 2 * kPanel);
         } else {
             few_rows<Format>(p, panel, sums, kPanel);
         }
-        end_sums(p, index, spare);
+        if (!is_full) end_sums(p, index, 0, p.rows, sums);
     }
 }
 
@@ -286,7 +322,7 @@ constexpr int64_t kMinParallelWork = 1 << 17;
 template <class Format>
 void run_linear(const float* x, int64_t ldx, Problem problem, float* workspace, int64_t threads) {
     const int64_t rows = problem.rows, depth = problem.depth;
-    const int64_t tiles = (rows + kTileRows - 1) / kTileRows;
+    const int64_t height = tile_height(rows), tiles = (rows + height - 1) / height;
     const int64_t count = (problem.columns + kPanel - 1) / kPanel;
     const int64_t team = rows * problem.columns * depth < kMinParallelWork ? 1 : threads;
     // One row is packed as it stands.
@@ -296,9 +332,9 @@ void run_linear(const float* x, int64_t ldx, Problem problem, float* workspace, 
         if (rows > 1) {
 #pragma omp for schedule(static)
             for (int64_t t = 0; t < tiles; ++t) {
-                const int64_t row = t * kTileRows;
-                pack_rows(x + row * ldx, ldx, workspace + row * depth,
-                          std::min<int64_t>(kTileRows, rows - row), depth);
+                const int64_t row = t * height;
+                pack_rows(x + row * ldx, ldx, workspace, row, std::min(height, rows - row), rows,
+                          depth);
             }
         }
         // Shares of neighbouring panels, so that each thread reads one stretch of memory.

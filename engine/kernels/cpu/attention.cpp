@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 
 #include "cached_pieces.h"
 #include "small_products.h"
@@ -133,14 +134,19 @@ private:
 
     // Positions [low, high) of a piece exist, and some query sees them.
     void take_piece(int64_t kv, int64_t piece, int64_t low, int64_t high) {
-        const Piece p{piece,
-                      low,
-                      high,
-                      cache.keys(kv, piece, low, high, gathered),
-                      cache.values(kv, piece, low, high, gathered + kPiece * cache.key_bytes)};
-        Ahead ahead = after(kv, piece);
+        Piece p{piece,
+                low,
+                high,
+                cache.keys(kv, piece, low, high, gathered),
+                cache.values(kv, piece, low, high, gathered + kPiece * cache.key_bytes)};
+        const std::optional<Place> next = after({kv, piece});
         const int64_t first = (kv - first_kv) * height, last = first + height;
         if (height <= kStraightRows && is_whole(a.key_dim)) {
+            if (copies_keys(a.kv_format) && p.keys != gathered) {
+                std::memcpy(gathered, p.keys, kPiece * cache.key_bytes);
+                p.keys = gathered;
+            }
+            Ahead ahead = cache.ask_between({kv, piece}, next);
             with_format(a.kv_format, [&](auto format) {
                 with_rows<kStraightRows>(height, [&](auto few) {
                     take_few<decltype(format), few.value>(first, p, ahead);
@@ -148,16 +154,24 @@ private:
             });
             return;
         }
+        Ahead ahead = cache.ask_next(next);
         const uint8_t* numbers = to_floats(p, ahead);
         for (int64_t row = first; row < last; row += kTileRows)
             take_rows(row, std::min<int64_t>(kTileRows, last - row), p, numbers, ahead);
+    }
+
+    // What is taken after a piece.
+    std::optional<Place> after(Place piece) const {
+        if (++piece.kv == last_kv) piece = {first_kv, piece.position + kPiece};
+        if (piece.position < item.first_position + item.num_rows) return piece;
+        return {};
     }
 
     // All rows of a key head, straight from the cache.
     template <class Format, int kRows>
     void take_few(int64_t first, const Piece& p, Ahead& ahead) {
         score_keys<Format, kRows>(queries + first * a.key_dim, a.key_dim, p.keys, cache.key_bytes,
-                                  scores, [&] { ahead.ask(kLanes / 4); });
+                                  scores, [&] { ahead.ask((kLanes + 7) / 8); });
         if (a.kv_format == kKvInt8) take_scales(p);
         weigh_rows(first, kRows, p.begin, ahead);
         add_values<Format, kRows>(first, p, p.values, cache.value_bytes, ahead);
@@ -181,13 +195,6 @@ private:
     void take_scales(const Piece& p) {
         find_scales(p.keys, cache.key_bytes, a.key_dim, p.low, p.high, key_scales);
         find_scales(p.values, cache.value_bytes, a.value_dim, p.low, p.high, value_scales);
-    }
-
-    // What is read after a piece.
-    Ahead after(int64_t kv, int64_t piece) const {
-        if (++kv == last_kv) kv = first_kv, piece += kPiece;
-        const bool is_last = piece >= item.first_position + item.num_rows;
-        return is_last ? Ahead() : cache.ask(kv, piece);
     }
 
     // One tile of rows over a piece whose keys are turned.

@@ -1,6 +1,8 @@
 // Where a request's pieces lie in the paged cache, and how the next one is asked for.
 #pragma once
 
+#include <optional>
+
 #include "attention.h"
 #include "pieces.h"
 #include "tile.h"
@@ -14,9 +16,8 @@ namespace {
 class Ahead {
 public:
     Ahead() = default;
-    // Keys, then values.
-    Ahead(const uint8_t* keys, int64_t key_bytes, const uint8_t* values, int64_t value_bytes)
-        : at(keys), end(keys + key_bytes), then(values), then_end(values + value_bytes) {}
+    Ahead(const uint8_t* first, int64_t first_bytes, const uint8_t* second, int64_t second_bytes)
+        : at(first), end(first + first_bytes), then(second), then_end(second + second_bytes) {}
 
     void ask(int64_t lines) {
         if (at >= end) {
@@ -31,6 +32,11 @@ private:
     const uint8_t* end = nullptr;
     const uint8_t* then = nullptr;
     const uint8_t* then_end = nullptr;
+};
+
+// A piece of a key head.
+struct Place {
+    int64_t kv, position;
 };
 
 // A request's keys and values. A piece that lies in one block is read where it is; pages that are no
@@ -58,10 +64,19 @@ public:
                          : gather(a.values, value_bytes, kv, piece, low, high, spare);
     }
 
-    Ahead ask(int64_t kv, int64_t piece) const {
+    // The keys and values of the next piece, if there is one.
+    Ahead ask_next(std::optional<Place> next) const {
+        if (!are_whole || !next) return {};
+        return {at(a.keys, key_bytes, next->kv, next->position), kPiece * key_bytes,
+                at(a.values, value_bytes, next->kv, next->position), kPiece * value_bytes};
+    }
+
+    // The values of a piece, and the keys of the next, if there is one.
+    Ahead ask_between(Place piece, std::optional<Place> next) const {
         if (!are_whole) return {};
-        return {at(a.keys, key_bytes, kv, piece), kPiece * key_bytes,
-                at(a.values, value_bytes, kv, piece), kPiece * value_bytes};
+        const uint8_t* values = at(a.values, value_bytes, piece.kv, piece.position);
+        const uint8_t* keys = next ? at(a.keys, key_bytes, next->kv, next->position) : nullptr;
+        return {values, kPiece * value_bytes, keys, kPiece * key_bytes};
     }
 
 private:

@@ -191,7 +191,9 @@ def main(arguments: Sequence[str]) -> None:
     ]
     turns: list[Turn] = []
     with tempfile.TemporaryDirectory() as scratch:
-        everyone = list(contenders(options, stored, options.folder or Path(scratch)))
+        folder = options.folder or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        everyone = list(contenders(options, stored, folder))
         for number in range(options.rounds):
             for contender in track(everyone, f"round {number + 1}", console=Console(stderr=True)):
                 for turn in take_turns(contender, plans, number):

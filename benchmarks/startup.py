@@ -81,13 +81,20 @@ def free_port() -> int:
 
 @contextmanager
 def process(command: Sequence[str]) -> Iterator[psutil.Process]:
-    """Run a command until the block ends."""
+    """Run a command until the block ends; if that gives it up, say what it printed last."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    with subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT, env=environment
-    ) as running:
+    with (
+        tempfile.TemporaryFile() as output,
+        subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT, env=environment
+        ) as running,
+    ):
         try:
             yield psutil.Process(running.pid)
+        except SystemExit as error:
+            output.seek(0)
+            last = output.read().decode(errors="replace").strip().splitlines()[-1:]
+            raise SystemExit("; ".join([str(error), *last])) from error
         finally:
             running.terminate()
 
@@ -121,7 +128,7 @@ def wait_for_port(server: psutil.Process, port: int, began: float) -> None:
 def check(server: psutil.Process, began: float) -> None:
     """End the program if the server has ended, or takes too long."""
     if not server.is_running() or server.status() == psutil.STATUS_ZOMBIE:
-        raise SystemExit(f"a server ended before it answered: {server.pid}")
+        raise SystemExit("a server ended before it answered")
     if time.perf_counter() - began > LONGEST_START_SECONDS:
         raise SystemExit(f"a server has not answered in {LONGEST_START_SECONDS:.0f} seconds")
 

@@ -38,10 +38,8 @@ inline void pack_tile(const Linear& to, const float* x, float* packed, int64_t f
         pack_rows(x, to.depth, packed, first, height, rows, to.depth);
 }
 
-// Panels [first, last) of a layer. `spare` holds rows.count * 32 floats that no other thread writes
-// to unless it has the same rows and other panels.
-inline void run_any_panels(const Linear& linear, const Rows& rows, int64_t first, int64_t last,
-                           float* spare) {
+// Panels [first, last) of a layer.
+inline void run_any_panels(const Linear& linear, const Rows& rows, int64_t first, int64_t last) {
     if (is_amx(linear.format))
         run_amx_panels(linear, rows, first, last);
     else if (is_integer(linear.format))
@@ -49,9 +47,9 @@ inline void run_any_panels(const Linear& linear, const Rows& rows, int64_t first
     else if (is_wide(linear.format))
         run_wide_panels(linear, rows, first, last);
     else if (linear.format == kFloat32)
-        run_float_panels(linear, rows, first, last, spare);
+        run_float_panels(linear, rows, first, last);
     else
-        run_quantized_panels(linear, rows, first, last, spare);
+        run_quantized_panels(linear, rows, first, last);
 }
 
 // Whether one row is read as it stands.

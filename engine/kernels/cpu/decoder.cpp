@@ -71,7 +71,6 @@ struct Step {
 struct Buffers {
     float* packed;     // all rows, of the widest input
     float* own;        // [threads], one row that a thread packs for itself
-    float* spare;      // [rows, 32]
     float* qkv;        // [rows, (heads + 2 kv_heads) * head_dim]
     float* queries;    // [rows, heads * head_dim]
     float* attended;   // likewise
@@ -105,7 +104,6 @@ int64_t lay_out(const Step& s, float* base, Buffers& b) {
     };
     b.packed = take(packed_floats(s.rows, widest_input(s)));
     b.own = take(s.threads * packed_floats(1, widest_input(s)));
-    b.spare = take(s.rows * kPanel);
     b.qkv = take(s.rows * (s.heads + 2 * s.kv_heads) * s.head_dim);
     b.queries = take(s.rows * query_width);
     b.attended = take(s.rows * query_width);
@@ -144,7 +142,7 @@ private:
     // y (+)= x W^T + b for rows that are packed; everybody's part is done when it returns.
     void linear(const Linear& linear, const float* packed, float* y, bool adds) {
         const int64_t count = panels_of(linear);
-        run_any_panels(linear, {packed, y, s.rows, adds}, me.begin(count), me.end(count), b.spare);
+        run_any_panels(linear, {packed, y, s.rows, adds}, me.begin(count), me.end(count));
         me.barrier.wait();
     }
 

@@ -8,10 +8,10 @@
 using namespace slipstream;
 
 void slipstream::run_float_panels(const Linear& linear, const Rows& rows, int64_t first,
-                                  int64_t last, float* spare) {
+                                  int64_t last) {
     const Problem problem{rows.packed, linear.panels,  linear.bias,  rows.y,
                           rows.count,  linear.columns, linear.depth, rows.adds};
-    run_panels<Float32>(problem, first, last, spare);
+    run_panels<Float32>(problem, first, last);
 }
 
 extern "C" {
@@ -29,7 +29,7 @@ void pack_linear(const float* weight, float* panels, int64_t columns, int64_t de
             }
 }
 
-// workspace must hold rows * (depth + 32) floats.
+// workspace must hold rows * depth floats.
 void packed_linear(const float* x, int64_t ldx, const float* panels, const float* bias, float* y,
                    int64_t rows, int64_t columns, int64_t depth, float* workspace,
                    int64_t threads) {

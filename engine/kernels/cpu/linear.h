@@ -25,10 +25,10 @@ struct Rows {
     bool adds;            // y += instead of y =
 };
 
-// Panels [first, last) of a layer: one thread's share. `spare` holds count * 32 floats.
+// Panels [first, last) of a layer: one thread's share.
 SLIPSTREAM_LOCAL void run_float_panels(const Linear& linear, const Rows& rows, int64_t first,
-                                       int64_t last, float* spare);
+                                       int64_t last);
 SLIPSTREAM_LOCAL void run_quantized_panels(const Linear& linear, const Rows& rows, int64_t first,
-                                           int64_t last, float* spare);
+                                           int64_t last);
 
 }  // namespace slipstream

@@ -59,7 +59,6 @@ int64_t slipstream::lay_out(const MixtureSizes& s, float* base, MixtureBuffers& 
     b.gate_up = take(results * 2 * s.width);
     b.activated = take(results * s.width);
     b.out = take(results * s.hidden);
-    b.spare = take(s.threads * s.rows * kPanel);
     b.gathered = take(s.threads * kMaxTileRows * s.hidden);
     return at - base;
 }
@@ -91,8 +90,7 @@ void MixtureRun::route(const Mixture& m, const float* x, const Member& me) {
         pack_tile(m.router, x + t * full * sizes.hidden, b.packed, t * full,
                   std::min(full, rows - t * full), rows);
     me.barrier.wait();
-    run_any_panels(m.router, {b.packed, b.logits, rows, false}, me.begin(panels), me.end(panels),
-                   b.spare);
+    run_any_panels(m.router, {b.packed, b.logits, rows, false}, me.begin(panels), me.end(panels));
     me.barrier.wait();
     for (int64_t row = me.begin(rows); row < me.end(rows); ++row) choose(m, row);
     me.barrier.wait();
@@ -196,7 +194,6 @@ void MixtureRun::multiply(const Linear* linears, float* y, int64_t width,
     for (const Group& group : groups) most = std::max(most, panels_of(linears[group.expert]));
     const int64_t parts = (most + kPanelsPerUnit - 1) / kPanelsPerUnit;
     const int64_t units = int64_t(groups.size()) * parts;
-    float* spare = b.spare + me.index * sizes.rows * kPanel;
     for (int64_t unit; (unit = next.fetch_add(1, std::memory_order_relaxed)) < units;) {
         const Group& group = groups[unit / parts];
         const Linear& linear = linears[group.expert];
@@ -205,7 +202,7 @@ void MixtureRun::multiply(const Linear* linears, float* y, int64_t width,
         if (first >= last) continue;
         const Rows rows{packed_rows(group, linear.depth), y + group.first * width, group.count,
                         false};
-        run_any_panels(linear, rows, first, last, spare);
+        run_any_panels(linear, rows, first, last);
     }
     me.barrier.wait();
 }

@@ -41,7 +41,6 @@ struct MixtureBuffers {
     float* gate_up;    // [results, 2 width], by expert
     float* activated;  // [results, width]
     float* out;        // [results, hidden]
-    float* spare;      // [threads, rows, 32]
     float* gathered;   // [threads, rows of a tile, hidden]
 };
 

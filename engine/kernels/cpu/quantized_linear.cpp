@@ -234,11 +234,11 @@ void put16(uint8_t* at, uint16_t value) { std::memcpy(at, &value, sizeof(value))
 }  // namespace
 
 void slipstream::run_quantized_panels(const Linear& linear, const Rows& rows, int64_t first,
-                                      int64_t last, float* spare) {
+                                      int64_t last) {
     const Problem problem{rows.packed, linear.panels,  linear.bias,  rows.y,
                           rows.count,  linear.columns, linear.depth, rows.adds};
     with_format(linear.format, [&](auto* kind) {
-        run_panels<std::remove_pointer_t<decltype(kind)>>(problem, first, last, spare);
+        run_panels<std::remove_pointer_t<decltype(kind)>>(problem, first, last);
     });
 }
 
@@ -330,7 +330,7 @@ int64_t quantized_workspace(int64_t format, int64_t rows, int64_t depth) {
     if (is_amx(format)) return (amx_packed_bytes(rows, depth) + 3) / 4;
     if (is_integer(format)) return (integer_packed_bytes(rows, depth) + 3) / 4;
     if (is_wide(format)) return (wide_packed_bytes(rows, depth) + 3) / 4;
-    return rows * (depth + kPanel);
+    return rows * depth;
 }
 
 // sizes: format, rows, columns, depth, threads.

@@ -31,6 +31,19 @@ constexpr int kTileRows = kLanes == 16 ? 12 : 6;
 // of two panels only where a step reads little, since one stretch of memory is read faster than two.
 constexpr int kFewRows = 2;
 
+// Steps of a round of the inner loop. A virtual machine's core is often half of one, whose other half
+// is someone else's: then three or four instructions begin in a cycle, not six, and a loop's own cost
+// as much as a multiplication. With AVX-512 there are half as many for the same work.
+constexpr int kUnrolled = kLanes == 8 ? 4 : 1;
+
+// Codes that are unpacked by many steps at once leave too few registers for a whole tile's sums.
+template <class Format>
+constexpr bool kIsTight = kLanes == 8 && Format::kStep > 2;
+
+// As many rows are multiplied straight from the stored weights.
+template <class Format>
+constexpr int kDirectRows = kIsTight<Format> ? 4 : kTileRows;
+
 template <class Format>
 constexpr bool kPairsPanels = kTileColumns == kPanel && Format::kStep > 1;
 
@@ -65,6 +78,17 @@ struct Float32 {
     Vector weight(const Codes& codes, int, int v) const { return codes.w[v]; }
 };
 
+// In place: GCC 12 moves the sums of unrolled steps about, and some to memory.
+inline __attribute__((always_inline)) void add_product(Vector& sum, Vector a, Vector b) {
+#if VECTOR_FLOATS == 8
+    Vector total = sum;
+    asm("vfmadd231ps %1, %2, %0" : "+x"(total) : "x"(a), "x"(b));
+    sum = total;
+#else
+    sum += a * b;
+#endif
+}
+
 // One step in k. The loops over rows and vectors must vanish, or the accumulators live in memory.
 template <class Format, int kRows, int kPieces>
 inline __attribute__((always_inline)) void step(Vector (&acc)[kRows][kPieces * kTileVectors],
@@ -78,20 +102,49 @@ inline __attribute__((always_inline)) void step(Vector (&acc)[kRows][kPieces * k
         for (int v = 0; v < kTileVectors; ++v) w[v] = formats[p].weight(codes[p], j, v);
 #pragma GCC unroll 16
         for (int r = 0; r < kRows; ++r) {
-            const float a = x[r];
+            const Vector a = splat(x[r]);
 #pragma GCC unroll 4
-            for (int v = 0; v < kTileVectors; ++v) acc[r][p * kTileVectors + v] += w[v] * a;
+            for (int v = 0; v < kTileVectors; ++v) {
+                Vector& sum = acc[r][p * kTileVectors + v];
+                if constexpr (kIsTight<Format>)
+                    sum += w[v] * a;
+                else
+                    add_product(sum, w[v], a);
+            }
         }
     }
 }
 
-// kPieces * kTileColumns neighbouring columns for kRows rows, over k in [begin, end).
+// Where the sums of rows begin, `stride` floats apart: 0 where all begin with the same.
+struct Starts {
+    const float* at;
+    int64_t stride;
+
+    Starts shifted(int64_t rows, int64_t columns) const {
+        return {at + rows * stride + columns, stride};
+    }
+};
+
+// Where they rest between slices, and end.
+struct Sums {
+    float* at;
+    int64_t stride;
+
+    Sums shifted(int64_t rows, int64_t columns) const {
+        return {at + rows * stride + columns, stride};
+    }
+    operator Starts() const { return {at, stride}; }
+};
+
+// kPieces * kTileColumns neighbouring columns for kRows rows, over k in [begin, end), from the sums
+// `from` to those of `to`.
 //
-// x is [K][kRows], sums has rows `stride` apart; the columns may lie in two panels.
+// x is [K][kRows]; the columns may lie in two panels.
 template <class Format, int kRows, int kPieces>
-void tile(const float* x, const uint8_t* panel, int64_t depth, int column, float* sums,
-          int64_t stride, int64_t begin, int64_t end, Prefetch prefetch) {
+void tile(const float* x, const uint8_t* panel, int64_t depth, int column, Starts from, Sums to,
+          int64_t begin, int64_t end, Prefetch prefetch) {
     constexpr int kVectors = kPieces * kTileVectors;
+    constexpr int kRound = std::max(kUnrolled, Format::kStep);
     const int64_t steps = prefetch.divide(end - begin, Format::kGroup);
     const int64_t panel_bytes = Format::panel_bytes(depth);
     auto format_of = [&](int p) {
@@ -103,33 +156,40 @@ void tile(const float* x, const uint8_t* panel, int64_t depth, int column, float
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) acc[r][v] = load(sums + r * stride + v * kLanes);
-    for (int64_t k = begin; k < end;) {
-        const int64_t stop = std::min(end, k + steps);
+        for (int v = 0; v < kVectors; ++v) acc[r][v] = load(from.at + r * from.stride + v * kLanes);
+    typename Format::Codes codes[kPieces];
+    int64_t k = begin;
+    for (const int64_t whole = end - (end - begin) % kRound; k < whole;) {
+        const int64_t stop = std::min(whole, k + steps);
 #pragma GCC unroll 2
         for (int p = 0; p < kPieces; ++p) formats[p].enter(k);
         prefetch.ask();
-        typename Format::Codes codes[kPieces];
-        for (; k + Format::kStep <= stop; k += Format::kStep) {
-#pragma GCC unroll 2
-            for (int p = 0; p < kPieces; ++p) codes[p] = formats[p].load(k);
+        for (; k < stop; k += kRound) {
 #pragma GCC unroll 8
-            for (int j = 0; j < Format::kStep; ++j)
-                step<Format, kRows, kPieces>(acc, formats, codes, j, x + (k + j) * kRows);
+            for (int i = 0; i < kRound; i += Format::kStep) {
+#pragma GCC unroll 2
+                for (int p = 0; p < kPieces; ++p) codes[p] = formats[p].load(k + i);
+#pragma GCC unroll 8
+                for (int j = 0; j < Format::kStep; ++j)
+                    step<Format, kRows, kPieces>(acc, formats, codes, j, x + (k + i + j) * kRows);
+            }
         }
-        if (Format::kStep > 1 && k < stop) {
-            for (int p = 0; p < kPieces; ++p) codes[p] = formats[p].load(k);
-            for (int j = 0; k < stop; ++j, ++k)
-                step<Format, kRows, kPieces>(acc, formats, codes, j, x + k * kRows);
+    }
+    if (k < end) {
+        for (int p = 0; p < kPieces; ++p) formats[p].enter(k);
+        for (int j = 0; k < end; ++j, ++k) {
+            if (j % Format::kStep == 0)
+                for (int p = 0; p < kPieces; ++p) codes[p] = formats[p].load(k);
+            step<Format, kRows, kPieces>(acc, formats, codes, j % Format::kStep, x + k * kRows);
         }
     }
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) store(sums + r * stride + v * kLanes, acc[r][v]);
+        for (int v = 0; v < kVectors; ++v) store(to.at + r * to.stride + v * kLanes, acc[r][v]);
 }
 
-typedef void (*Tile)(const float*, const uint8_t*, int64_t, int, float*, int64_t, int64_t, int64_t,
+typedef void (*Tile)(const float*, const uint8_t*, int64_t, int, Starts, Sums, int64_t, int64_t,
                      Prefetch);
 
 // The tile for each number of rows, so that the last, smaller one wastes nothing.
@@ -156,12 +216,6 @@ struct Problem {
     bool adds = false;      // y += x W^T + b: the sums begin with what is in y
 };
 
-// Where the sums of a panel rest between slices.
-struct Sums {
-    float* at;
-    int64_t stride;
-};
-
 // Rows of a tile, of so many rows in all: nearly the same for all tiles, since one with few rows has
 // too few sums to keep the processor busy.
 inline int64_t tile_height(int64_t rows) {
@@ -181,28 +235,41 @@ inline void pack_rows(const float* x, int64_t ldx, float* packed, int64_t first,
     }
 }
 
-// Begin the sums of a panel for rows [first, first + count) with the bias, or it and what is in y.
-inline void begin_sums(const Problem& p, int64_t index, int64_t first, int64_t count, Sums sums) {
+// A panel's sums in y, of rows from `first` on.
+inline Sums sums_in_y(const Problem& p, int64_t index, int64_t first) {
+    return {p.y + first * p.columns + index * kPanel, p.columns};
+}
+
+inline void copy_row(const float* from, float* to, int64_t width) {
+    if (width < kPanel) return void(std::memcpy(to, from, width * sizeof(float)));
+#pragma GCC unroll 8
+    for (int c = 0; c < kPanel; c += kLanes) store(to + c, load(from + c));
+}
+
+// Where the sums of a panel for rows [first, first + count) begin: with the bias or 0, where they are
+// in memory, else in `rest`, which may be in y.
+inline Starts begin_sums(const Problem& p, int64_t index, int64_t first, int64_t count, Sums rest) {
+    alignas(64) static constexpr float kZeros[2 * kPanel] = {};
     const int64_t column = index * kPanel, width = std::min<int64_t>(kPanel, p.columns - column);
-    float start[kPanel] = {};
-    if (p.bias) std::memcpy(start, p.bias + column, width * sizeof(float));
+    if (width == kPanel && !p.adds) return {p.bias ? p.bias + column : kZeros, 0};
+    const Sums y = sums_in_y(p, index, first);
     for (int64_t r = 0; r < count; ++r) {
-        float* to = sums.at + r * sums.stride;
-        const float* from = p.y + (first + r) * p.columns + column;
-        if (p.adds)
-            for (int64_t c = 0; c < width; ++c) to[c] = from[c] + start[c];
-        else
-            std::memcpy(to, start, width * sizeof(float));
-        if (width < kPanel) std::memset(to + width, 0, (kPanel - width) * sizeof(float));
+        const float* from = y.at + r * y.stride;
+        float* to = rest.at + r * rest.stride;
+        if (width < kPanel) std::memset(to, 0, kPanel * sizeof(float));
+        if (p.adds && from != to) copy_row(from, to, width);
+        if (p.bias)
+            for (int64_t c = 0; c < width; ++c) to[c] += p.bias[column + c];
     }
+    return rest;
 }
 
 // Bring them to y.
-inline void end_sums(const Problem& p, int64_t index, int64_t first, int64_t count, Sums sums) {
-    const int64_t column = index * kPanel, width = std::min<int64_t>(kPanel, p.columns - column);
+inline void end_sums(const Problem& p, int64_t index, int64_t first, int64_t count, Sums rest) {
+    const int64_t width = std::min<int64_t>(kPanel, p.columns - index * kPanel);
+    const Sums y = sums_in_y(p, index, first);
     for (int64_t r = 0; r < count; ++r)
-        std::memcpy(p.y + (first + r) * p.columns + column, sums.at + r * sums.stride,
-                    width * sizeof(float));
+        copy_row(rest.at + r * rest.stride, y.at + r * y.stride, width);
 }
 
 // The tile for some columns, two pieces of which are taken together where rows are few.
@@ -213,7 +280,7 @@ Tile tile_for(int64_t rows, bool together) {
 
 // `width` columns of a panel or of two, for at most one tile of rows: straight from the stored weights.
 template <class Format>
-void few_rows(const Problem& p, const uint8_t* panel, Sums sums, int width) {
+void few_rows(const Problem& p, const uint8_t* panel, Starts from, Sums to, int width) {
     const bool together = p.rows <= kFewRows && width >= 2 * kTileColumns;
     const Tile run = tile_for<Format>(p.rows, together);
     const int columns = together ? 2 * kTileColumns : kTileColumns;
@@ -228,8 +295,9 @@ void few_rows(const Problem& p, const uint8_t* panel, Sums sums, int width) {
         const Prefetch ahead{next, next + size};
         const int64_t share = Prefetch::share(size, width / columns);
         for (int column = 0; column < width; column += columns)
-            run(p.x, panel, p.depth, column, sums.at + column, sums.stride, begin, end,
-                ahead.part(column / columns * share, share));
+            run(p.x, panel, p.depth, column, from.shifted(0, column), to.shifted(0, column), begin,
+                end, ahead.part(column / columns * share, share));
+        from = to;
     }
 }
 
@@ -261,12 +329,13 @@ void many_rows(const Problem& p, const uint8_t* panel, int64_t index) {
     constexpr bool kUnpack = !std::is_same<Format, Float32>::value;
     constexpr int kPieces = kPanel / kTileColumns;
     alignas(64) float unpacked[kUnpack ? kSlice * kPanel : 1];
-    alignas(64) float sums[kBlockTiles * kTileRows * kPanel];
+    alignas(64) float room[kBlockTiles * kTileRows * kPanel];
+    const Sums rest{room, kPanel};
     const int64_t height = tile_height(p.rows), bytes = Format::panel_bytes(p.depth);
     for (int64_t first = 0; first < p.rows; first += kBlockTiles * height) {
         const int64_t last = std::min(p.rows, first + kBlockTiles * height);
         const int64_t tiles = (last - first + height - 1) / height;
-        begin_sums(p, index, first, last - first, {sums, kPanel});
+        Starts from = begin_sums(p, index, first, last - first, rest);
         for (int64_t begin = 0; begin < p.depth; begin += kSlice) {
             const int64_t steps = std::min(kSlice, p.depth - begin);
             const uint8_t* next = panel + bytes * (begin + steps) / p.depth;
@@ -278,47 +347,53 @@ void many_rows(const Problem& p, const uint8_t* panel, int64_t index) {
             const Prefetch ahead{next, next + bytes * steps / p.depth};
             const int64_t share = Prefetch::share(bytes * steps / p.depth, tiles * kPieces);
             for (int64_t t = 0; t < tiles; ++t) {
-                const int64_t row = first + t * height, rows = std::min(height, last - row);
+                const int64_t done = t * height, row = first + done;
+                const int64_t rows = std::min(height, last - row);
                 const int together = rows <= kFewRows ? std::min(kPieces, 2) : 1;
                 const Tile run = tile_for<Float32>(rows, together == 2);
-                for (int piece = 0; piece < kPieces; piece += together)
-                    run(p.x + begin * p.rows + row * steps, slice, steps, piece * kTileColumns,
-                        sums + (row - first) * kPanel + piece * kTileColumns, kPanel, 0, steps,
+                for (int piece = 0; piece < kPieces; piece += together) {
+                    const int column = piece * kTileColumns;
+                    run(p.x + begin * p.rows + row * steps, slice, steps, column,
+                        from.shifted(done, column), rest.shifted(done, column), 0, steps,
                         ahead.part((t * kPieces + piece) * share, together * share));
+                }
             }
+            from = rest;
         }
-        end_sums(p, index, first, last - first, {sums, kPanel});
+        end_sums(p, index, first, last - first, rest);
     }
 }
 
-// Panels [first, last): one thread's share. `spare` holds the sums of a panel that is not full.
+// Panels [first, last): one thread's share.
 template <class Format>
-void run_panels(const Problem& p, int64_t first, int64_t last, float* spare) {
+void run_panels(const Problem& p, int64_t first, int64_t last) {
     const int64_t bytes = Format::panel_bytes(p.depth);
+    alignas(64) float room[kTileRows * kPanel];
+    const Sums rest{room, kPanel};
     for (int64_t index = first; index < last; ++index) {
         const uint8_t* panel = p.panels + index * bytes;
-        if (p.rows > kTileRows) {
+        if (p.rows > kDirectRows<Format>) {
             many_rows<Format>(p, panel, index);
             continue;
         }
         const bool is_full = (index + 1) * kPanel <= p.columns;
-        const Sums sums = is_full ? Sums{p.y + index * kPanel, p.columns} : Sums{spare, kPanel};
-        begin_sums(p, index, 0, p.rows, sums);
+        const Sums sums = is_full ? sums_in_y(p, index, 0) : rest;
+        const Starts from = begin_sums(p, index, 0, p.rows, sums);
         if (kPairsPanels<Format> && p.rows <= kFewRows && index + 1 < last &&
             (index + 2) * kPanel <= p.columns) {
-            begin_sums(p, ++index, 0, p.rows, {sums.at + kPanel, sums.stride});
-            few_rows<Format>(p, panel, sums, 2 * kPanel);
+            begin_sums(p, ++index, 0, p.rows, sums.shifted(0, kPanel));
+            few_rows<Format>(p, panel, from, sums, 2 * kPanel);
         } else {
-            few_rows<Format>(p, panel, sums, kPanel);
+            few_rows<Format>(p, panel, from, sums, kPanel);
         }
-        if (!is_full) end_sums(p, index, 0, p.rows, sums);
+        if (!is_full) end_sums(p, index, 0, p.rows, rest);
     }
 }
 
 // Below this many multiply-adds waking the threads costs more than it saves.
 constexpr int64_t kMinParallelWork = 1 << 17;
 
-// y = x W^T + b. `workspace` must hold rows * (depth + 32) floats.
+// y = x W^T + b. `workspace` must hold rows * depth floats.
 template <class Format>
 void run_linear(const float* x, int64_t ldx, Problem problem, float* workspace, int64_t threads) {
     const int64_t rows = problem.rows, depth = problem.depth;
@@ -340,8 +415,7 @@ void run_linear(const float* x, int64_t ldx, Problem problem, float* workspace, 
         // Shares of neighbouring panels, so that each thread reads one stretch of memory.
 #pragma omp for schedule(static)
         for (int64_t share = 0; share < team; ++share)
-            run_panels<Format>(problem, count * share / team, count * (share + 1) / team,
-                               workspace + rows * depth);
+            run_panels<Format>(problem, count * share / team, count * (share + 1) / team);
     }
 }
 

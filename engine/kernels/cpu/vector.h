@@ -20,7 +20,8 @@ typedef float Unaligned __attribute__((vector_size(sizeof(float) * kLanes), alig
 
 inline Vector load(const float* from) { return *reinterpret_cast<const Unaligned*>(from); }
 inline void store(float* to, Vector value) { *reinterpret_cast<Unaligned*>(to) = value; }
-inline Vector splat(float value) { return Vector{} + value; }
+// Not a sum with 0, which would make -0 one and cost an addition.
+inline Vector splat(float value) { return value - Vector{}; }
 
 // Halves are added until four lanes are left: an order that depends on nothing but the width.
 typedef float Four __attribute__((vector_size(16)));

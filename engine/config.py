@@ -66,7 +66,8 @@ class ContinuousBatchingConfig:
             processors for all: 0 not at all, 19 the most; Linux only. An event loop that waits for
             the engine's thread makes each of its clients wait.
         kv_cache_dtype: Not in the documentation. How keys and values are kept: "fp32", "bf16",
-            "fp16" or "int8"; "auto" is the dtype of the model. On a GPU there is no other.
+            "fp16" or "int8"; "auto" is the dtype of the model, or "fp16" where activations are
+            rounded to 8 bits. On a GPU there is no other than the model's.
 
     Source: the public documentation of transformers' class of the same name.
     """

@@ -138,8 +138,8 @@ def _add_format_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kv-cache-dtype",
         metavar="FORMAT",
-        help="what keys and values are kept as on a CPU: auto (the model's dtype), fp32, bf16, "
-        "fp16 or int8, which takes a quarter of the memory",
+        help="what keys and values are kept as on a CPU: auto (the model's dtype, or fp16 with "
+        "activations of 8 bits), fp32, bf16, fp16 or int8, which takes a quarter of the memory",
     )
     parser.add_argument(
         "--no-fusion",

@@ -20,6 +20,7 @@ from engine.models.positions import known_positions
 from engine.models.quantized_modules import QuantizedLinear
 from engine.models.replacement import Replacement, in_place
 from engine.models.turns import Turn
+from engine.models.weight_formats import has_int8_activations
 
 
 class CausalLM:
@@ -75,6 +76,11 @@ class CausalLM:
     def dtype(self) -> torch.dtype:
         """The dtype of the weights."""
         return self.hf_model.dtype
+
+    @property
+    def has_int8_activations(self) -> bool:
+        """Whether a layer rounds what it is given to 8 bits."""
+        return has_int8_activations(self.hf_model)
 
     @property
     def vocab_size(self) -> int:

@@ -28,6 +28,7 @@ EAGER = CompileConfig(backend="eager")
 GPU_MODEL = {
     "device": torch.device("cuda"), "dtype": torch.float32, "vocab_size": 199, "use_kernels": False,
     "text_config": SimpleNamespace(hidden_size=32, intermediate_size=64), "max_model_tokens": 512,
+    "has_int8_activations": False,
 }  # fmt: skip
 
 
@@ -233,6 +234,25 @@ def test_smaller_rows_make_more_blocks_of_the_same_memory(resolved):
     assert blocks["auto"] == blocks["fp32"]
     assert blocks["fp16"] == pytest.approx(2 * blocks["fp32"], abs=1)
     assert blocks["int8"] == pytest.approx(32 / 12 * blocks["fp32"], abs=2)
+
+
+def test_keys_and_values_lose_less_than_activations_do(memory, tiny_model):
+    """`auto` is half of the memory where activations are rounded to 8 bits, and only there."""
+    model = SimpleNamespace(
+        **GPU_MODEL | {"device": torch.device("cpu"), "has_int8_activations": True}
+    )
+
+    def resolved_rows(**fields):
+        config = ContinuousBatchingConfig(**fields)
+        return resolve_config(config, WorkloadHints(), model, tiny_model.geometry)  # type: ignore[arg-type]
+
+    chosen = resolved_rows()
+    assert chosen.kv_cache_dtype == torch.float16
+    reason = next(why for name, _, why in chosen.describe() if name == "kv_cache_dtype")
+    assert reason == "activations of 8 bits lose far more than it does"
+    assert resolved_rows(kv_cache_dtype="fp32").kv_cache_dtype == torch.float32
+    model.has_int8_activations = False
+    assert resolved_rows().kv_cache_dtype == torch.float32
 
 
 def test_a_gpu_keeps_keys_and_values_in_the_dtype_of_the_model(memory, tiny_model):

@@ -16,7 +16,6 @@
 
 #include "integer.h"
 
-#include <cmath>
 #include <limits>
 
 #include "integer_products.h"
@@ -29,19 +28,6 @@ namespace {
 constexpr int64_t kGroup = kIntegerGroup;
 
 int64_t groups_of(int64_t depth) { return (depth + kGroup - 1) / kGroup; }
-
-// The nearest whole numbers, the even one of two.
-Integers nearest(Vector value) {
-#if VECTOR_FLOATS == 16
-    return Integers(_mm512_cvtps_epi32(__m512(value)));
-#elif VECTOR_FLOATS == 8
-    return Integers(_mm256_cvtps_epi32(__m256(value)));
-#else
-    Integers whole;
-    for (int i = 0; i < kLanes; ++i) whole[i] = int32_t(std::nearbyint(value[i]));
-    return whole;
-#endif
-}
 
 // 32 numbers as codes and a scale. None becomes more than 127: what the inverse is off by is far less
 // than half a code.
@@ -56,9 +42,7 @@ void round_group(const float* x, Activations& to) {
     }
     const float highest = max(top);
     // No scale for these: the outputs must show it.
-    bool is_finite = highest <= std::numeric_limits<float>::max();
-    for (int i = 0; i < kLanes; ++i) is_finite &= !is_nan[i];
-    if (!is_finite) {
+    if (is_any(is_nan) || !(highest <= std::numeric_limits<float>::max())) {
         to = {};
         to.scale = to.sum = std::numeric_limits<float>::quiet_NaN();
         return;
@@ -66,16 +50,13 @@ void round_group(const float* x, Activations& to) {
     // Numbers so small that the inverse of their scale has no finite value count as zeros.
     const bool has_scale = highest > 1e-30f;
     const float inverse = has_scale ? 127.0f / highest : 0.0f;
-    typedef int8_t Bytes __attribute__((vector_size(kLanes)));
     Integers totals{};
     for (int64_t i = 0; i < kGroup; i += kLanes) {
         const Integers codes = nearest(load(x + i) * inverse);
-        const Bytes bytes = __builtin_convertvector(codes, Bytes);
-        std::memcpy(to.codes + i, &bytes, sizeof(bytes));
+        store_bytes(to.codes + i, codes);
         totals += codes;
     }
-    int32_t total = 0;
-    for (int i = 0; i < kLanes; ++i) total += totals[i];
+    const int32_t total = sum(totals);
     to.scale = has_scale ? highest / 127.0f : 0.0f;
     to.sum = to.scale * float(total);
     to.offset = -128 * total;
@@ -135,7 +116,12 @@ void run_panel(const Linear& linear, const Rows& rows, int64_t index) {
             float* y = rows.y + (first + r) * linear.columns + first_column;
             // Added last, as a sum of two layers is: a bit that differs here may let the next
             // layer round a number the other way.
-            for (int64_t c = 0; c < width; ++c) y[c] = rows.adds ? y[c] + sums[r][c] : sums[r][c];
+            int64_t c = 0;
+            for (; c + kLanes <= width; c += kLanes) {
+                const Vector sum = load(sums[r] + c);
+                store(y + c, rows.adds ? load(y + c) + sum : sum);
+            }
+            for (; c < width; ++c) y[c] = rows.adds ? y[c] + sums[r][c] : sums[r][c];
         }
     }
 }

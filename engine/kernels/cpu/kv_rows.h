@@ -184,18 +184,65 @@ inline uint16_t to_fp16(float value) {
     return sign | (((bits + 0xfff + (bits >> 13 & 1)) >> 13) - (112 << 10));
 }
 
+inline Integers to_bf16(Vector value) {
+    const Integers bits = Integers(value);
+    const Integers nearest = (bits + 0x7fff + (bits >> 16 & 1)) >> 16 & 0xffff;
+    return value != value ? Integers{} + 0x7fc0 : nearest;
+}
+
+// kLanes numbers, as these make them.
+inline void store_bf16(Vector value, uint8_t* to) { store_halves(to, to_bf16(value)); }
+inline void store_fp16(Vector value, uint8_t* to) {
+#if VECTOR_FLOATS >= 8
+    const Vector low = splat(-65504.0f), high = splat(65504.0f);
+    value = value < low ? low : value;
+    value = value > high ? high : value;
+#endif
+#if VECTOR_FLOATS == 16
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
+                        _mm512_cvtps_ph(__m512(value), _MM_FROUND_TO_NEAREST_INT));
+#elif VECTOR_FLOATS == 8
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to),
+                     _mm256_cvtps_ph(__m256(value), _MM_FROUND_TO_NEAREST_INT));
+#else
+    Integers halves;
+    for (int i = 0; i < kLanes; ++i) halves[i] = to_fp16(value[i]);
+    store_halves(to, halves);
+#endif
+}
+
 inline void store_int8(const float* from, uint8_t* to, int64_t width) {
     float highest = 0.0f, probe = 0.0f;
-    for (int64_t i = 0; i < width; ++i) {
+    Vector tops{}, probes{};
+    int64_t i = 0;
+    for (; i + kLanes <= width; i += kLanes) {
+        const Vector value = load(from + i), size = value < 0.0f ? -value : value;
+        tops = size > tops ? size : tops;
+        probes += value * 0.0f;
+    }
+    highest = max(tops), probe = sum(probes);
+    for (; i < width; ++i) {
         highest = std::max(highest, std::fabs(from[i]));
         probe += from[i] * 0.0f;
     }
     const bool is_finite = probe == probe;
     const float inverse = is_finite && highest > kSmallestRow ? kLargestCode / highest : 0.0f;
-    for (int64_t i = 0; i < width; ++i)
+    for (i = 0; is_finite && i + kLanes <= width; i += kLanes)
+        store_bytes(to + i, nearest(load(from + i) * inverse));
+    for (; i < width; ++i)
         to[i] = is_finite ? int8_t(std::nearbyint(from[i] * inverse)) : 0;
     const float scale = is_finite ? highest / kLargestCode : probe;
     std::memcpy(to + width, &scale, sizeof(scale));
+}
+
+inline void store_half_row(bool is_bf16, const float* from, uint8_t* to, int64_t width) {
+    int64_t i = 0;
+    for (; i + kLanes <= width; i += kLanes)
+        (is_bf16 ? store_bf16 : store_fp16)(load(from + i), to + 2 * i);
+    for (; i < width; ++i) {
+        const uint16_t half = is_bf16 ? to_bf16(from[i]) : to_fp16(from[i]);
+        std::memcpy(to + 2 * i, &half, sizeof(half));
+    }
 }
 
 // Bring a row of floats to the cache.
@@ -205,10 +252,7 @@ inline void store_kv_row(int64_t format, const float* from, uint8_t* to, int64_t
     else if (format == kKvInt8)
         store_int8(from, to, width);
     else
-        for (int64_t i = 0; i < width; ++i) {
-            const uint16_t half = format == kKvBf16 ? to_bf16(from[i]) : to_fp16(from[i]);
-            std::memcpy(to + 2 * i, &half, sizeof(half));
-        }
+        store_half_row(format == kKvBf16, from, to, width);
 }
 
 // The same for the row of a slot.

@@ -107,7 +107,13 @@ inline void gate_row(int64_t activation, const float* gate, const float* up, flo
 inline void rotate_head(const float* x, const float* cosines, const float* sines, float* y,
                         int64_t turned, int64_t width) {
     const int64_t half = turned / 2;
-    for (int64_t i = 0; i < half; ++i) {
+    int64_t i = 0;
+    for (; i + kLanes <= half; i += kLanes) {
+        const Vector a = load(x + i), b = load(x + half + i);
+        store(y + i, a * load(cosines + i) - b * load(sines + i));
+        store(y + half + i, b * load(cosines + half + i) + a * load(sines + half + i));
+    }
+    for (; i < half; ++i) {
         const float a = x[i], b = x[half + i];
         y[i] = a * cosines[i] - b * sines[i];
         y[half + i] = b * cosines[half + i] + a * sines[half + i];

@@ -51,6 +51,78 @@ inline float sum(Vector v) {
 }
 #endif
 
+// The sum of whole numbers, exact in any order.
+inline int32_t sum(Integers v) {
+#if VECTOR_FLOATS == 16
+    return _mm512_reduce_add_epi32(__m512i(v));
+#elif VECTOR_FLOATS == 8
+    __m128i four = _mm_add_epi32(_mm256_castsi256_si128(__m256i(v)),
+                                 _mm256_extracti128_si256(__m256i(v), 1));
+    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0b01001110));
+    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0b10110001));
+    return _mm_cvtsi128_si32(four);
+#else
+    int32_t total = 0;
+    for (int i = 0; i < kLanes; ++i) total += v[i];
+    return total;
+#endif
+}
+
+// Whether a comparison is true anywhere.
+inline bool is_any(Integers mask) {
+#if VECTOR_FLOATS == 16
+    return _mm512_test_epi32_mask(__m512i(mask), __m512i(mask));
+#elif VECTOR_FLOATS == 8
+    return !_mm256_testz_si256(__m256i(mask), __m256i(mask));
+#else
+    for (int i = 0; i < kLanes; ++i)
+        if (mask[i]) return true;
+    return false;
+#endif
+}
+
+// The nearest whole numbers, the even one of two.
+inline Integers nearest(Vector value) {
+#if VECTOR_FLOATS == 16
+    return Integers(_mm512_cvtps_epi32(__m512(value)));
+#elif VECTOR_FLOATS == 8
+    return Integers(_mm256_cvtps_epi32(__m256(value)));
+#else
+    Integers whole;
+    for (int i = 0; i < kLanes; ++i) whole[i] = int32_t(__builtin_nearbyintf(value[i]));
+    return whole;
+#endif
+}
+
+// The low 8, or 16, bits of numbers that these hold, with and without a sign. The compiler's own
+// conversion takes them one by one.
+inline void store_bytes(void* to, Integers numbers) {
+#if VECTOR_FLOATS == 16
+    _mm_storeu_si128(static_cast<__m128i*>(to), _mm512_cvtepi32_epi8(__m512i(numbers)));
+#elif VECTOR_FLOATS == 8
+    const __m128i pairs = _mm_packs_epi32(_mm256_castsi256_si128(__m256i(numbers)),
+                                          _mm256_extracti128_si256(__m256i(numbers), 1));
+    _mm_storel_epi64(static_cast<__m128i*>(to), _mm_packs_epi16(pairs, pairs));
+#else
+    int8_t bytes[kLanes];
+    for (int i = 0; i < kLanes; ++i) bytes[i] = int8_t(numbers[i]);
+    std::memcpy(to, bytes, sizeof(bytes));
+#endif
+}
+inline void store_halves(void* to, Integers numbers) {
+#if VECTOR_FLOATS == 16
+    _mm256_storeu_si256(static_cast<__m256i*>(to), _mm512_cvtepi32_epi16(__m512i(numbers)));
+#elif VECTOR_FLOATS == 8
+    _mm_storeu_si128(static_cast<__m128i*>(to),
+                     _mm_packus_epi32(_mm256_castsi256_si128(__m256i(numbers)),
+                                      _mm256_extracti128_si256(__m256i(numbers), 1)));
+#else
+    uint16_t halves[kLanes];
+    for (int i = 0; i < kLanes; ++i) halves[i] = uint16_t(numbers[i]);
+    std::memcpy(to, halves, sizeof(halves));
+#endif
+}
+
 // e^x to about 2 ulp. Below -87 the result is the smallest normal number's neighbourhood, not 0;
 // above 88 it saturates. Range reduction by ln 2 in two parts and a degree-6 polynomial (Cody and
 // Waite 1980; coefficients of Cephes' expf).

@@ -237,8 +237,13 @@ inline void store_int8(const float* from, uint8_t* to, int64_t width) {
 
 inline void store_half_row(bool is_bf16, const float* from, uint8_t* to, int64_t width) {
     int64_t i = 0;
-    for (; i + kLanes <= width; i += kLanes)
-        (is_bf16 ? store_bf16 : store_fp16)(load(from + i), to + 2 * i);
+    for (; i + kLanes <= width; i += kLanes) {
+        const Vector value = load(from + i);
+        if (is_bf16)
+            store_bf16(value, to + 2 * i);
+        else
+            store_fp16(value, to + 2 * i);
+    }
     for (; i < width; ++i) {
         const uint16_t half = is_bf16 ? to_bf16(from[i]) : to_fp16(from[i]);
         std::memcpy(to + 2 * i, &half, sizeof(half));

@@ -12,24 +12,20 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "panel_sums.h"
 #include "prefetch.h"
-#include "vector.h"
+#include "row_tiles.h"
 
 namespace slipstream {
 // Unnamed: what two builds for other instruction sets share by name, one process could mix up.
 namespace {
 
-constexpr int kPanel = 32;
-
-// Columns and rows of a register tile. Accumulators plus one row of weights must fit the register
-// file: 12 x 2 of 32 for AVX-512, 6 x 2 of 16 for AVX2, 6 x 4 of 32 for NEON's four lanes.
-constexpr int kTileVectors = kLanes >= 8 ? 2 : 4;
-constexpr int kTileColumns = kTileVectors * kLanes;
-constexpr int kTileRows = kLanes == 16 ? 12 : 6;
-
 // With few rows a chain's next step waits for its last: two tiles' columns are taken together. Those
 // of two panels only where a step reads little, since one stretch of memory is read faster than two.
 constexpr int kFewRows = 2;
+
+template <class Format>
+constexpr bool kPairsPanels = kTileColumns == kPanel && Format::kStep > 1;
 
 // Steps of a round of the inner loop. A virtual machine's core is often half of one, whose other half
 // is someone else's: then three or four instructions begin in a cycle, not six, and a loop's own cost
@@ -43,13 +39,6 @@ constexpr bool kIsTight = kLanes == 8 && Format::kStep > 2;
 // As many rows are multiplied straight from the stored weights.
 template <class Format>
 constexpr int kDirectRows = kIsTight<Format> ? 4 : kTileRows;
-
-template <class Format>
-constexpr bool kPairsPanels = kTileColumns == kPanel && Format::kStep > 1;
-
-// With many rows a slice of a panel is used once per tile of rows: 192 x 32 floats are 24 KiB and
-// stay in a first-level cache of 32. A multiple of every format's group.
-constexpr int64_t kSlice = 192;
 
 // Weights as they are: [K][32] floats.
 //
@@ -114,27 +103,6 @@ inline __attribute__((always_inline)) void step(Vector (&acc)[kRows][kPieces * k
         }
     }
 }
-
-// Where the sums of rows begin, `stride` floats apart: 0 where all begin with the same.
-struct Starts {
-    const float* at;
-    int64_t stride;
-
-    Starts shifted(int64_t rows, int64_t columns) const {
-        return {at + rows * stride + columns, stride};
-    }
-};
-
-// Where they rest between slices, and end.
-struct Sums {
-    float* at;
-    int64_t stride;
-
-    Sums shifted(int64_t rows, int64_t columns) const {
-        return {at + rows * stride + columns, stride};
-    }
-    operator Starts() const { return {at, stride}; }
-};
 
 // kPieces * kTileColumns neighbouring columns for kRows rows, over k in [begin, end), from the sums
 // `from` to those of `to`.
@@ -205,72 +173,6 @@ struct Tiles {
     };
     static constexpr Tile kDouble[] = {tile<Format, 1, 2>, tile<Format, 1, 2>, tile<Format, 2, 2>};
 };
-
-// A linear layer and what it is applied to.
-struct Problem {
-    const float* x;         // as pack_rows leaves it
-    const uint8_t* panels;  // [ceil(columns / 32)] of the format's
-    const float* bias;      // [columns] or null
-    float* y;               // [rows, columns]
-    int64_t rows, columns, depth;
-    bool adds = false;      // y += x W^T + b: the sums begin with what is in y
-};
-
-// Rows of a tile, of so many rows in all: nearly the same for all tiles, since one with few rows has
-// too few sums to keep the processor busy.
-inline int64_t tile_height(int64_t rows) {
-    const int64_t tiles = std::max<int64_t>(1, (rows + kTileRows - 1) / kTileRows);
-    return std::max<int64_t>(1, (rows + tiles - 1) / tiles);
-}
-
-// Lay the `height` rows of one tile, the first of which is row `first` of `rows`, side by side for each
-// k. Slices of k are far apart, and the tiles lie next to each other: in this order they are read.
-inline void pack_rows(const float* x, int64_t ldx, float* packed, int64_t first, int64_t height,
-                      int64_t rows, int64_t depth) {
-    for (int64_t begin = 0; begin < depth; begin += kSlice) {
-        const int64_t steps = std::min(kSlice, depth - begin);
-        float* to = packed + begin * rows + first * steps;
-        for (int64_t k = 0; k < steps; ++k)
-            for (int64_t r = 0; r < height; ++r) to[k * height + r] = x[r * ldx + begin + k];
-    }
-}
-
-// A panel's sums in y, of rows from `first` on.
-inline Sums sums_in_y(const Problem& p, int64_t index, int64_t first) {
-    return {p.y + first * p.columns + index * kPanel, p.columns};
-}
-
-inline void copy_row(const float* from, float* to, int64_t width) {
-    if (width < kPanel) return void(std::memcpy(to, from, width * sizeof(float)));
-#pragma GCC unroll 8
-    for (int c = 0; c < kPanel; c += kLanes) store(to + c, load(from + c));
-}
-
-// Where the sums of a panel for rows [first, first + count) begin: with the bias or 0, where they are
-// in memory, else in `rest`, which may be in y.
-inline Starts begin_sums(const Problem& p, int64_t index, int64_t first, int64_t count, Sums rest) {
-    alignas(64) static constexpr float kZeros[2 * kPanel] = {};
-    const int64_t column = index * kPanel, width = std::min<int64_t>(kPanel, p.columns - column);
-    if (width == kPanel && !p.adds) return {p.bias ? p.bias + column : kZeros, 0};
-    const Sums y = sums_in_y(p, index, first);
-    for (int64_t r = 0; r < count; ++r) {
-        const float* from = y.at + r * y.stride;
-        float* to = rest.at + r * rest.stride;
-        if (width < kPanel) std::memset(to, 0, kPanel * sizeof(float));
-        if (p.adds && from != to) copy_row(from, to, width);
-        if (p.bias)
-            for (int64_t c = 0; c < width; ++c) to[c] += p.bias[column + c];
-    }
-    return rest;
-}
-
-// Bring them to y.
-inline void end_sums(const Problem& p, int64_t index, int64_t first, int64_t count, Sums rest) {
-    const int64_t width = std::min<int64_t>(kPanel, p.columns - index * kPanel);
-    const Sums y = sums_in_y(p, index, first);
-    for (int64_t r = 0; r < count; ++r)
-        copy_row(rest.at + r * rest.stride, y.at + r * y.stride, width);
-}
 
 // The tile for some columns, two pieces of which are taken together where rows are few.
 template <class Format>

@@ -186,8 +186,8 @@ inline uint16_t to_fp16(float value) {
 
 inline Integers to_bf16(Vector value) {
     const Integers bits = Integers(value);
-    const Integers nearest = (bits + 0x7fff + (bits >> 16 & 1)) >> 16 & 0xffff;
-    return value != value ? Integers{} + 0x7fc0 : nearest;
+    const Integers rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16 & 0xffff;
+    return value != value ? Integers{} + 0x7fc0 : rounded;
 }
 
 // kLanes numbers, as these make them.

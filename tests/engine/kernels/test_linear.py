@@ -24,7 +24,7 @@ def test_the_native_kernels_are_what_is_tested():
 
 
 @pytest.mark.parametrize(("columns", "depth"), SHAPES)
-@pytest.mark.parametrize("rows", [1, 2, 6, 7, 12, 13, 40])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 12, 13, 40])
 def test_it_computes_what_torch_computes_in_double(library, columns, depth, rows):
     weight, bias, layer = random_layer(library, columns, depth)
     x = torch.randn(rows, depth, generator=torch.Generator().manual_seed(rows))
